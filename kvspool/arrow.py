@@ -1,6 +1,6 @@
 """Records as Arrow columns, in both directions, without a Python object for a row. Needs the extra `arrow`.
 
-The frame loops copy straight between the ring and the buffers of Arrow arrays, checksums and overruns checked as everywhere else.
+The frame loops copy directly between the ring and the buffers of Arrow arrays, with all checks of checksums and overruns.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from kvspool.spool import format, times
 from kvspool.spool.cursor import Cursor
 from kvspool.spool.keys import KeyTable
 
-BATCH = 32_768  # records of a batch: enough to make its fixed costs vanish, small enough for the caches
-WINDOW = 16 << 20  # bytes of keys, and of values, that a batch has room for
-LARGE = 8 << 20  # bytes of the ring still to read, from which on memory is lent to all but small batches, and a table is made of large ones
-LARGE_BATCH = 1 << 17  # records of one
-_SEQUENCES = 1 << 63  # that an int64 has room for
+BATCH = 32_768  # records of a batch: enough to hide its fixed costs, few enough for the caches
+WINDOW = 16 << 20  # bytes of keys, and of values, in a batch
+LARGE = 8 << 20  # remaining bytes of the ring from which on larger batches use lent memory, and a table has large ones
+LARGE_BATCH = 1 << 17  # records of a large one
+_SEQUENCES = 1 << 63  # limit of an int64
 
 SCHEMA = pa.schema(
     [
@@ -48,17 +48,17 @@ SCHEMA = pa.schema(
         pa.field("value", pa.binary()),
     ]
 )
-"""The columns that reading gives. A null key is no key; nothing else is ever null."""
+"""The columns of reads. A null key is no key; nothing else is ever null."""
 CODED_SCHEMA = SCHEMA.append(pa.field("codec", pa.uint8()))
-"""And with what each value is: a `kvspool.record.Codec`. Values of codec KEYED are plain MessagePack there, and have its codec."""
+"""The same with the codec of each value, a `kvspool.record.Codec`. Values of codec KEYED become plain MessagePack, with its codec."""
 RECORDS = CODED_SCHEMA.remove(0)
-"""As that, of records whose sequences are known otherwise: `Records` takes it to a journal as it is."""
+"""The same without the sequences: `Records` appends it to a journal unchanged."""
 
 AnyCursor = Cursor | JournalCursor
 
 
 def read(cursor: AnyCursor, limit: int | None, on_gap: OnGap) -> pa.Table:
-    """Return what the bounded cursor has to give, up to `limit` records; see `Log.read_arrow`."""
+    """Read the bounded cursor, up to `limit` records; see `Log.read_arrow`."""
     if limit is not None and limit < 0:
         raise ValueError(f"limit is a number of records, not {limit}")
     return table(batches(cursor, limit, LARGE_BATCH), SCHEMA, on_gap)
@@ -70,7 +70,7 @@ def table(items: Iterable[pa.RecordBatch | Gap], schema: pa.Schema, on_gap: OnGa
     An error that ends `items`, and a GapError, have the table of all records before it as `partial`.
     """
     if on_gap not in ("raise", "skip"):
-        raise ValueError(f'on_gap is "raise" or "skip" here, not {on_gap!r}: a table has no room for a Gap')
+        raise ValueError(f'on_gap is "raise" or "skip" here, not {on_gap!r}: a table cannot hold a Gap')
     got: list[pa.RecordBatch] = []
     with keeping(lambda: pa.Table.from_batches(got, schema=schema)):
         for item in items:
@@ -84,7 +84,7 @@ def table(items: Iterable[pa.RecordBatch | Gap], schema: pa.Schema, on_gap: OnGa
 def batches(
     cursor: AnyCursor, limit: int | None = None, most: int = BATCH, *, coded: bool = False, bytes: int = WINDOW
 ) -> Iterator[pa.RecordBatch | Gap]:
-    """Yield what is there for the cursor now, as batches of up to `most` records, and Gaps between them; see `next_batch`."""
+    """Yield the records of the cursor that are present now, as batches of up to `most` records, and Gaps between them; see `next_batch`."""
     left = limit
     while left is None or left > 0:
         batch = next_batch(cursor, most if left is None else min(most, left), coded=coded, bytes=bytes)
@@ -99,17 +99,17 @@ def batches(
 
 
 def next_batch(cursor: AnyCursor, most: int = BATCH, *, coded: bool = False, bytes: int = WINDOW) -> pa.RecordBatch | Gap:
-    """Return up to `most` records, without blocking; a Gap in their place; an empty batch where nothing is there.
+    """Return up to `most` records without blocking; or a Gap; or an empty batch if there is none.
 
-    coded: with `CODED_SCHEMA`. bytes: of all values, and of all keys, at most; a record that is larger comes alone. A batch may be smaller
-    than it could be: it never goes on over a Gap or, of a journal, into the next segment.
+    coded: with `CODED_SCHEMA`. bytes: most bytes of all values, and of all keys; a larger record is a batch of its own. A batch may have
+    fewer records than possible: it never continues over a Gap or, in a journal, into the next segment.
 
-    Raises what reading the log does; Undecodable for a keyed value, where it is `coded`; OutOfRange for sequences from 2^63 on, which the
-    column has no room for. Records before an error are returned first, and the next call raises it. The call after an Undecodable goes on
-    with the next record.
+    Raises the errors of reading the log; Undecodable for a keyed value, if it is `coded`; OutOfRange for sequences from 2^63 on, which
+    don't fit into the column. Records before an error are returned first, and the next call raises it. The call after an Undecodable
+    continues with the next record.
     """
     if bytes < 1:
-        raise ValueError(f"a batch has room for at least 1 byte, not {bytes}")
+        raise ValueError(f"a batch has at least 1 byte, not {bytes}")
     if isinstance(cursor, JournalCursor):
         return _next_of_journal(cursor, most, coded, bytes)
     return _next_of_spool(cursor, most, coded, bytes)
@@ -127,13 +127,13 @@ def _next_of_spool(cursor: Cursor, most: int, coded: bool, room: int) -> pa.Reco
         if isinstance(found, Gap):
             return found
         if gathered.count == 0 and cursor.reader.stop == frames.FULL:
-            room, most = cursor.reader.stored, 1  # a single record that is larger than the room for a batch
+            room, most = cursor.reader.stored, 1  # a single record that is larger than a batch
             continue
         batch = gathered.finish()
         if table is None or not batch.num_rows:
             return batch
         table.look()
-        if cursor.key_table is not table:  # recovered, or resized, meanwhile: the indexes may be of other keys
+        if cursor.key_table is not table:  # recovered or resized meanwhile: the indexes may refer to other keys
             cursor.go_to(batch.column("sequence")[0].as_py())
             continue
         return _without_keys(batch, cursor, table)
@@ -142,7 +142,7 @@ def _next_of_spool(cursor: Cursor, most: int, coded: bool, room: int) -> pa.Reco
 def _without_keys(batch: pa.RecordBatch, cursor: Cursor, key_table: KeyTable) -> pa.RecordBatch:
     """Return a coded batch with its keyed values as MessagePack: the same one if it has none.
 
-    At a value that can't be decoded the batch ends, and the cursor goes back there. Raises Undecodable if it is the first one.
+    The batch ends before a value that can't be decoded, and the cursor returns there. Raises Undecodable if it is the first one.
     """
     is_keyed = pc.equal(batch.column("codec"), Codec.KEYED)
     if not pc.any(is_keyed).as_py():
@@ -163,7 +163,7 @@ def _without_keys(batch: pa.RecordBatch, cursor: Cursor, key_table: KeyTable) ->
 
 def _next_of_journal(cursor: JournalCursor, most: int, coded: bool, room: int) -> pa.RecordBatch | Gap:
     if cursor.sequence >= _SEQUENCES:
-        raise OutOfRange(f"{cursor.segments.path}: sequence {cursor.sequence} has no room in a column; read it as a record")
+        raise OutOfRange(f"{cursor.segments.path}: sequence {cursor.sequence} doesn't fit into a column; read it as a record")
     most = min(most, _SEQUENCES - cursor.sequence)
     if not cursor.segments.format.has_columns:
         return _listed(cursor, most, coded, room)
@@ -173,10 +173,10 @@ def _next_of_journal(cursor: JournalCursor, most: int, coded: bool, room: int) -
 
 
 def _listed(cursor: JournalCursor, most: int, coded: bool, room: int) -> pa.RecordBatch | Gap:
-    """Do the work of `next_batch` where the format has no columns: out of objects for the records."""
+    """Do the work of `next_batch` for a format without columns, from record objects."""
     rows: list[tuple[Any, ...]] = []
     if room < CHUNK:
-        most = min(most, 1)  # otherwise what is read at once fits, or is one record
+        most = min(most, 1)  # otherwise the records read at once fit, or it is one record
     gap = cursor.fetch(most, _row, rows)
     if gap is not None:
         return gap
@@ -192,7 +192,7 @@ def _row(sequence: int, timestamp: int, type: int, key: bytes | None, value: byt
 
 
 class _Batch:
-    """Buffers that a batch is gathered into."""
+    """Buffers into which a batch is gathered."""
 
     def __init__(self, most: int, room: int, allocate: Callable[[int], pa.Buffer], coded: bool) -> None:
         self.count = 0
@@ -202,20 +202,20 @@ class _Batch:
     def _make_room(self, most: int, room: int, allocate: Callable[[int], pa.Buffer]) -> None:
         self.most = most
         self._key_bits = pa.py_buffer(bytearray(most // 8 + 1))
-        # One piece of memory for all: what isn't filled of it is never touched, and costs nothing.
+        # One allocation for all: its unused part is never touched, and costs nothing.
         sizes = [8 * most, 8 * most, 4 * most, 4 * (most + 2), 4 * (most + 2), room, room, most if self.coded else 0]
         memory = allocate(sum(sizes))
         places = [slice(end - size, end) for end, size in zip(accumulate(sizes), sizes, strict=True)]
         view = _items(memory, "B")
         self._views = [view[place].cast(code) for place, code in zip(places, "qqiiiBBB", strict=True)]  # type: ignore[call-overload]
         self._columns = [memory.slice(place.start, place.stop - place.start) for place in places]
-        self._views[3][0] = self._views[4][0] = 0  # where the first key and the first value begin
+        self._views[3][0] = self._views[4][0] = 0  # the start of the first key and the first value
 
     def __len__(self) -> int:
         return self.count
 
     def from_ring(self, reader: Any) -> Callable[[int], _Batch]:
-        """Return the function that a spool's cursor calls to copy out frames up to a position."""
+        """Return the function with which a spool's cursor copies frames up to a position."""
 
         def gather(end: int) -> _Batch:
             self.count = reader.gather(end, self.most, *self.views)
@@ -224,12 +224,12 @@ class _Batch:
         return gather
 
     def from_segments(self, format: Format) -> Take:
-        """Return the function that a journal's cursor calls to copy out what it has read of a segment, in pieces."""
+        """Return the function with which a journal's cursor copies the read part of a segment, in pieces."""
 
         def gather(data: bytes, sequence: int, most: int) -> Scan:
             found = format.gather(data, sequence, min(self.most, self.count + most), self.count, self.views)
             if not (self.count or found.size) and found.stop == WHOLE and found.need:
-                self._make_room(1, found.need, pa.allocate_buffer)  # a single record that is larger than the room for a batch
+                self._make_room(1, found.need, pa.allocate_buffer)  # a single record that is larger than a batch
                 found = format.gather(data, sequence, 1, 0, self.views)
             self.count += found.sequence - sequence
             return found
@@ -260,32 +260,33 @@ class _Batch:
 
 
 _pools = [Pool(6 << 20, spare=16), Pool(36 << 20, spare=64)]
-"""Memory for batches where there is much to read: of 2 MiB of values, and any. Values of 100 bytes fill half of a large piece with a large
+"""Memory for the batches of large reads: of 2 MiB of values, and any. Values of 100 bytes fill half of a large piece with a large
 batch; the spare ones have room for the records of a ring of 1 GiB."""
 
 
 def _lent(size: int) -> pa.Buffer:
-    """Return a buffer of memory that was used before, or that the kernel clears in large pages; any other where neither can be had.
+    """Return a buffer of reused memory, or of memory that the kernel clears in large pages; any other if neither is available.
 
-    Only the buffer holds the view that was lent. Arrow's own pool reuses memory, too, with some of its allocators only. Raises MemoryError.
+    Only the buffer holds the view that was lent. Arrow's own pool reuses memory, too, but only with some of its allocators. Raises
+    MemoryError.
     """
     pool = next((pool for pool in _pools if size <= pool.size), _pools[-1])
     try:
         return pa.py_buffer(pool.lend(size))
-    except OSError:  # no room for it in the address space, but perhaps in what Arrow's pool has kept
+    except OSError:  # no address space for it, but perhaps Arrow's pool has memory
         return pa.allocate_buffer(size)
 
 
 def parts(batch: pa.RecordBatch | pa.Table) -> list[pa.RecordBatch]:
-    """Return the record batches of a table, or the one that was given."""
+    """Return the record batches of a table, or the given one."""
     return batch.to_batches() if isinstance(batch, pa.Table) else [batch]
 
 
 class Columns:
     """A record batch laid out for the frame loops: every row is a record to append.
 
-    Columns: `value`; `key`, `type` and `timestamp` where present. Raises ValueError or TypeError that names the column, for one that is
-    missing, unknown, of a wrong type or null where nothing may be, and TooLarge for a key. What Arrow's offsets say is believed.
+    Columns: `value`; optionally `key`, `type` and `timestamp`. Raises ValueError or TypeError, naming the column, for one that is missing,
+    unknown, of a wrong type, or null where nulls aren't allowed, and TooLarge for a key. Arrow's offsets are trusted.
     """
 
     NAMES: ClassVar[tuple[str, ...]] = ("value", "key", "type", "timestamp")
@@ -293,13 +294,13 @@ class Columns:
     def __init__(self, batch: pa.RecordBatch) -> None:
         unknown = set(batch.schema.names) - set(self.NAMES)
         if unknown:
-            raise ValueError(f"columns {sorted(unknown)} can't be appended; there are {', '.join(self.NAMES[:-1])} and {self.NAMES[-1]}")
+            raise ValueError(f"columns {sorted(unknown)} can't be appended; known are {', '.join(self.NAMES[:-1])} and {self.NAMES[-1]}")
         if "value" not in batch.schema.names:
             raise ValueError("a column named value is missing")
         self.rows = batch.num_rows
         self._value = _binary(batch, "value")
         if self._value.null_count:
-            raise ValueError("column value has nulls; a record's value is bytes, perhaps none")
+            raise ValueError("column value has nulls; a record's value is bytes, possibly empty")
         has_keys = "key" in batch.schema.names
         self._key = _binary(batch, "key") if has_keys else pa.array([], pa.binary())
         self.has_key = _items(_values(pc.cast(self._key.is_valid(), pa.uint8())), "B") if has_keys else None
@@ -331,7 +332,7 @@ class Columns:
         return int(frames.HEADER * self.rows + self.value_offsets[self.rows] - self.value_offsets[0])
 
     def end(self, writer: Any, position: int, rows: Any) -> int:
-        """Under the append lock: return the position behind the frames of the given rows, were they put at `position`."""
+        """Under the append lock: return the position after the frames of the given rows if they begin at `position`."""
         count = self.rows if rows is None else len(rows)
         return int(writer.end_of_columns(position, rows, count, self.key_offsets, self.has_key, self.value_offsets))
 
@@ -352,8 +353,9 @@ class Columns:
         )
 
     def records(self, rows: memoryview | None, codec: int) -> list[tuple[bytes | None, bytes, int, int]]:
-        """Return key, value, type and codec of the given rows, or of all for None: a Python object for each, for the few times that they
-        have to be compared."""
+        """Return key, value, type and codec of the given rows, or of all for None. It creates a Python object for each, for the rare
+        comparisons.
+        """
         every = range(self.rows) if rows is None else rows
         values = self._value.cast(pa.binary()).to_pylist()
         keys = self._key.cast(pa.binary()).to_pylist() if self.has_key is not None else [None] * self.rows
@@ -366,7 +368,7 @@ class Columns:
 
 
 def _not_ahead(found: pa.Array, most: int | None) -> pa.Array:
-    """Return timestamps, of which `most` is the latest. Raises ValueError if that lies too far ahead."""
+    """Return timestamps, of which `most` is the latest. Raises ValueError if that is too far ahead."""
     if most is not None:
         try:
             times.refuse_ahead(most)
@@ -376,9 +378,9 @@ def _not_ahead(found: pa.Array, most: int | None) -> pa.Array:
 
 
 class JournalColumns(Columns):
-    """A record batch laid out for a journal: a time may lie before 1970, a null is the present one, and perhaps a column `codec`.
+    """A record batch laid out for a journal: a time may be before 1970, a null is the present time, and there may be a column `codec`.
 
-    codec: of all rows, where there is no such column. Raises ValueError for codecs that no record of a journal has.
+    codec: of all rows, without that column. Raises ValueError for codecs that no record of a journal has.
     """
 
     NAMES: ClassVar[tuple[str, ...]] = (*Columns.NAMES, "codec")
@@ -405,7 +407,7 @@ class JournalColumns(Columns):
         return [self._codec] * self.rows if self._codecs is None else self._codecs.to_pylist()
 
     def buffers(self, now: int) -> tuple[Any, ...]:
-        """Return what `_kvj.encode_columns` takes of the rows themselves. now: the timestamp of those that have none."""
+        """Return the arguments of `_kvj.encode_columns` for the rows. now: the timestamp of rows without one."""
         types, times, codecs = self._columns
         if self._timestamps is not None and self._timestamps.null_count:
             times = _column(self._timestamps.fill_null(now), "q")
@@ -417,13 +419,13 @@ class JournalColumns(Columns):
         return _column(self._types, "B"), _column(times, "q"), _column(self._codecs, "B")
 
     def listed(self, rows: memoryview | None) -> Batch:
-        """Return the given rows, or all for None, as lists, for a format that has no columns."""
+        """Return the given rows, or all for None, as lists, for a format without columns."""
         every = range(self.rows) if rows is None else rows
         values = self._value.cast(pa.binary()).to_pylist()
         keys = self._key.cast(pa.binary()).to_pylist() if self.has_key is not None else None
         types, times, codecs = (None if one is None else one.to_pylist() for one in (self._types, self._timestamps, self._codecs))
         if times is not None and None in times:
-            now = system.port.now()  # a format with lists is slow, so the append is near; it never goes back all the same
+            now = system.port.now()  # a format with lists is slow, so the append follows soon; times never decrease anyway
             times = [now if time is None else time for time in times]
         lists = (None if column is None else [column[row] for row in every] for column in (values, keys, types, times, codecs))
         chosen, keys, types, times, codecs = lists
@@ -431,8 +433,10 @@ class JournalColumns(Columns):
 
 
 class ColumnRows:
-    """Rows of several record batches, as an appender takes them; see `journal.format.Rows`. rows: for each part int32 numbers of those that
-    are meant, None for all."""
+    """Rows of several record batches, as an appender takes them; see `journal.format.Rows`.
+
+    rows: for each part the int32 numbers of the selected rows, None for all.
+    """
 
     def __init__(self, parts: Sequence[JournalColumns], rows: Sequence[memoryview | None]) -> None:
         self._parts = parts
@@ -441,7 +445,7 @@ class ColumnRows:
         self.rows = self._ends[-1] if parts else 0
 
     def _place(self, row: int) -> tuple[JournalColumns, memoryview | None, int]:
-        """Return the part that a row belongs to, which of its rows are meant, and the row's number among those."""
+        """Return the part to which a row belongs, the selected rows of the part, and the row's number among those."""
         number = bisect_right(self._ends, row)
         return self._parts[number], self._chosen[number], row - (self._ends[number - 1] if number else 0)
 
@@ -451,13 +455,13 @@ class ColumnRows:
 
 
 class Records:
-    """A record batch in the schema `RECORDS`, looked at once, whose buffers become frames as they are: nothing is cast or copied before.
+    """A record batch in the schema `RECORDS`, checked once, whose buffers become frames without a cast or copy.
 
-    It may come from anywhere. It is what an appender takes, see `journal.format.Rows`; `close` it behind that.
+    It may be untrusted. Appenders take it, see `journal.format.Rows`; `close` it afterwards.
     """
 
     def __init__(self, batch: pa.RecordBatch) -> None:
-        """Raises ValueError that names the column, for one that contradicts itself or has what no record of a journal has."""
+        """Raises ValueError, naming the column, for one that contradicts itself or has values that no record of a journal can have."""
         times, types, keys, values, codecs = batch.columns
         self.rows: int = batch.num_rows
         for name, column in zip(RECORDS.names, (times, types, keys, values, codecs), strict=True):
@@ -478,13 +482,13 @@ class Records:
         if fault:
             raise ValueError(_FAULTS[fault])
         if found + keys.null_count != self.rows:
-            raise ValueError(f"column key has {self.rows - found} nulls, but says {keys.null_count}")
+            raise ValueError(f"column key has {self.rows - found} nulls, but claims {keys.null_count}")
         self.size: int = 21 * self.rows + key_offsets[self.rows] - key_offsets[0] + value_offsets[self.rows] - value_offsets[0]
         self.buffers = bits, keys.offset, key_offsets, key_data or b"\0", value_offsets, value_data or b"\0", kinds, self._times, marks
         self._room: bytearray | None = None
 
     def room(self, size: int) -> bytearray:
-        """Return room for so many bytes of frames; what was there before may be overwritten."""
+        """Return a buffer for so many bytes of frames; its previous contents may be overwritten."""
         if self._room is None or len(self._room) < size:
             self.close()
             self._room = _rooms.take(size)
@@ -497,7 +501,7 @@ class Records:
         return int(self._times[row])
 
     def close(self) -> None:
-        """Give the room for frames back."""
+        """Release the buffer for frames."""
         room, self._room = self._room, None
         if room is not None:
             _rooms.give_back(room)
@@ -510,14 +514,14 @@ class Records:
 
 
 _FAULTS = {
-    _kvj_py.OFFSETS: "a column of bytes whose offsets go back, or beyond what is there",
-    _kvj_py.TYPES: "column type has a number that is none from 0 to 255",
-    _kvj_py.CODECS: "column codec has a number that is no codec, or one that only its own log can read",
+    _kvj_py.OFFSETS: "a column of bytes whose offsets decrease, or exceed its bytes",
+    _kvj_py.TYPES: "column type has a number outside 0 to 255",
+    _kvj_py.CODECS: "column codec has a number that is not a codec, or one that only its own log can read",
 }
 
 
 class _Rooms:
-    """Lends rooms for frames: one that was used a moment ago is in the caches, and its pages are there."""
+    """Lends buffers for frames: a recently used one is in the caches, with its pages mapped."""
 
     SIZE = 3 << 19  # bytes
     SPARE = 4
@@ -533,7 +537,7 @@ class _Rooms:
         return bytearray(max(size, self.SIZE))
 
     def give_back(self, room: bytearray) -> None:
-        """Take one back, unless it is unusually large."""
+        """Take a buffer back, unless it is unusually large."""
         if len(room) == self.SIZE:
             self._spare.append(room)
 
@@ -542,7 +546,7 @@ _rooms = _Rooms()
 
 
 def _places(array: pa.Array, name: str) -> tuple[memoryview, memoryview]:
-    """Return what `_offsets` does, of a column that may have less than it says. Raises ValueError then."""
+    """Return the result of `_offsets` for a column that may be shorter than it claims. Raises ValueError then."""
     _, offsets, data = array.buffers()
     if not len(array):
         return _zeros(1), memoryview(b"")
@@ -551,12 +555,12 @@ def _places(array: pa.Array, name: str) -> tuple[memoryview, memoryview]:
 
 
 def _fixed(array: pa.Array, code: str, name: str) -> memoryview:
-    """Return the items of a fixed-width column that may have less than it says. Raises ValueError then."""
+    """Return the items of a fixed-width column that may be shorter than it claims. Raises ValueError then."""
     return _part(array.buffers()[1], array.offset, len(array), code, name)
 
 
 def _part(buffer: pa.Buffer | None, start: int, count: int, code: str, name: str) -> memoryview:
-    """Return so many items of a buffer, which may be of any length. Raises ValueError if it has less."""
+    """Return so many items of a buffer of any length. Raises ValueError if it has fewer."""
     width = struct.calcsize(code)
     found = memoryview(b"") if buffer is None else _items(buffer, "B")[start * width : (start + count) * width]
     if len(found) != count * width:
@@ -578,7 +582,7 @@ def _binary(batch: pa.RecordBatch, name: str) -> pa.Array:
 
 
 def _cast(batch: pa.RecordBatch, name: str, kind: pa.DataType) -> pa.Array:
-    """Return a column as `kind`. Raises ValueError for what it has no room for."""
+    """Return a column as `kind`. Raises ValueError for values that don't fit."""
     try:
         return batch.column(name).cast(kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
@@ -594,7 +598,7 @@ def _times(batch: pa.RecordBatch) -> pa.Array:
 
 
 def _codecs(batch: pa.RecordBatch) -> pa.Array:
-    """Return the column of codecs. Raises ValueError for a null, and for what no record of a journal has."""
+    """Return the column of codecs. Raises ValueError for a null, and for codecs that no record of a journal has."""
     array = _cast(batch, "codec", pa.uint8())
     if array.null_count:
         raise ValueError("column codec has nulls; each value has a codec, 0 for none in particular")
@@ -604,7 +608,7 @@ def _codecs(batch: pa.RecordBatch) -> pa.Array:
 
 
 def _offsets(array: pa.Array) -> tuple[memoryview, memoryview]:
-    """Return the offsets of a binary array's items, one more than there are, and the bytes that they point into."""
+    """Return the offsets of a binary array's items, one more than items, and the bytes to which they refer."""
     _, offsets, data = array.buffers()
     if offsets is None or not len(array):
         return _zeros(len(array) + 1), memoryview(b"")
@@ -625,7 +629,7 @@ def _column(array: pa.Array | None, code: str) -> memoryview | None:
 
 
 def _items(buffer: pa.Buffer, code: str) -> memoryview:
-    """Return a view of a buffer's items of the struct code `code`; of a copy where they aren't aligned, as some from a network."""
+    """Return a view of a buffer's items of the struct code `code`; of a copy if they aren't aligned, as in some buffers from a network."""
     view = memoryview(buffer).cast("B")
     if buffer.address % struct.calcsize(code):
         view = memoryview(bytes(view))

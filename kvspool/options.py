@@ -1,4 +1,4 @@
-"""The options that the verbs of every log share: where a read starts, what it sees, and what becomes of lost records."""
+"""The options that the verbs of every log share: the start of a read, its isolation, and its treatment of lost records."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from datetime import datetime
 from typing import Literal
 
 Start = int | str | datetime
-"""Where a read starts: "earliest", "latest", a sequence, or an aware datetime (the first record at or after it)."""
+"""The start of a read: "earliest", "latest", a sequence, or an aware datetime (the first record at or after it)."""
 
 OnGap = Literal["raise", "yield", "skip"]
-"""What a read does about lost records: raise GapError, hand out the Gap in their place, or only count them."""
+"""The treatment of lost records: raise GapError, return the Gap, or only count them."""
 
 Isolation = Literal["appended", "synced"]
-"""What a read sees: every appended record, or only those on disk."""
+"""The records that a read sees: every appended one, or only those on disk."""
 
 
 def check_isolation(isolation: Isolation) -> Isolation:

@@ -1,12 +1,13 @@
-"""Delete a log, or give it another name: a spool or a journal.
+"""Delete or rename a log: a spool or a journal.
 
-**In use.** A writer, an open durable reader and a resize hold locks, so a log that has one is refused, and new ones wait until the name has
-changed. Handles that only read hold none. After a rename they read on; after a deletion they read what they have mapped, and report
-LogVanished as soon as they look at the path.
+**In use.** A writer, an open durable reader and a resize hold locks, so a log with one of them is refused, and new ones wait until the name
+has changed. Handles that only read hold no lock. After a rename they continue to read. After a deletion they read what they have mapped,
+and report LogVanished as soon as they look at the path.
 
-**A crash.** Both take effect with one rename of the log's directory, which is on disk when the call returns. A deletion gives it a hidden
-name first, `.NAME.ID.deleted`, and then removes it; the next `create` or `delete` of that name removes what a killed process has left.
-What lies beside a journal's directory (`.NAME.kvspool`) gets its new name before a rename by hard links, and loses the old one after it.
+**A crash.** Both take effect with one rename of the log's directory, which is on disk when the call returns. A deletion first renames it to
+a hidden name, `.NAME.ID.deleted`, and then removes it. The next `create` or `delete` of that name removes the leftovers of a killed
+process. The files next to a journal's directory (`.NAME.kvspool`) get their new names by hard links before a rename, and lose the old ones
+after it.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ _BESIDE = re.compile(r"(kvspool\.(json|repair)|producers)(\.tmp)?|.+\.removed-[0
 
 
 def delete(path: str | os.PathLike[str], *, timeout: float = 0) -> None:
-    """Delete the spool or journal at `path`, with all of its records; the name is gone from the disk when the call returns.
+    """Delete the spool or journal at `path` with all of its records; its name is removed from the disk when the call returns.
 
-    timeout: seconds to wait until nobody writes to the log, resizes it, or has a durable reader of it open. A damaged log is deleted, too;
-    a symbolic link is not followed.
+    timeout: seconds to wait until no process writes to the log, resizes it, or has a durable reader of it open. A damaged log is deleted,
+    too; a symbolic link is not followed.
 
-    Raises LogNotFound; NotALog for anything else, a queue, shard set or hub root as well; LockTimeout, which says who uses it; or the
-    system's OSError (no permission, or files in the log's directory that aren't the log's). The log is as it was then, except after
-    NameNotDurable: it is gone, but a crash of the machine may bring it back.
+    Raises LogNotFound; NotALog for anything else, also for a queue, shard set or hub root; LockTimeout, which names the user of the log; or
+    the system's OSError (no permission, or files in the log's directory that aren't the log's). The log is then unchanged, except after
+    NameNotDurable: it is deleted, but a crash of the machine may restore it.
     """
     with _held(path, timeout) as log:
         hidden = log.path.with_name(f".{log.path.name}.{system.port.random(16).hex()}{making.DELETED}")
@@ -53,17 +54,17 @@ def delete(path: str | os.PathLike[str], *, timeout: float = 0) -> None:
 
 
 def rename(path: str | os.PathLike[str], target: str | os.PathLike[str], *, timeout: float = 0) -> None:
-    """Give the spool or journal at `path` the path `target`, in the same file system; on disk when the call returns.
+    """Rename the spool or journal at `path` to `target`, in the same file system; on disk when the call returns.
 
-    Sequences, settings and durable readers stay what they are. timeout: see `delete`.
+    Sequences, settings and durable readers stay the same. timeout: see `delete`.
 
-    Raises LogExists if there is something at `target`; LogNotFound, NotALog, LockTimeout as `delete`; or the system's OSError, for a target
-    in another file system, say, into which `kvspool.copy` copies a log. The log has its old name then, except after NameNotDurable: it has
-    the new one, but a crash of the machine may take that back.
+    Raises LogExists if `target` exists; LogNotFound, NotALog, LockTimeout as `delete`; or the system's OSError, for example for a target in
+    another file system; `kvspool.copy` copies a log there. The log then has its old name, except after NameNotDurable: it has the new one,
+    but a crash of the machine may undo that.
     """
     goal = Path(os.path.abspath(target))
     if not goal.parent.is_dir():
-        raise FileNotFoundError(errno.ENOENT, "it is no directory; make it first", str(goal.parent))
+        raise FileNotFoundError(errno.ENOENT, "it is not a directory; create it first", str(goal.parent))
     with _held(path, timeout) as log:
         if os.path.lexists(goal):
             raise LogExists(f"{goal} exists already; delete it, or choose another name")
@@ -75,7 +76,7 @@ def rename(path: str | os.PathLike[str], target: str | os.PathLike[str], *, time
 
 
 class _Log:
-    """A log that nobody uses. path: its directory. beside: a hidden directory that belongs to it; None without one."""
+    """A log that is not in use. path: its directory. beside: a hidden directory that belongs to it; None without one."""
 
     def __init__(self, path: Path, form: Format | None) -> None:
         self.path = path
@@ -86,7 +87,7 @@ class _Log:
 
 @contextmanager
 def _held(path: str | os.PathLike[str], timeout: float) -> Iterator[_Log]:
-    """Give the log at a path, which nobody else uses during the `with` block. Raises as `delete`."""
+    """Lock the log at a path, so that no other process uses it during the `with` block. Raises the errors of `delete`."""
     place = Path(os.path.abspath(path))
     log = _Log(place, _form(place))
     _refuse_others_files(log)
@@ -122,11 +123,11 @@ def _form(path: Path) -> Format | None:
         found = journals.find(path)
         if found is not None:
             return found[0]
-    raise NotALog(f"{path} is no log; of a shard set or hub root each log is deleted or renamed by itself")
+    raise NotALog(f"{path} is not a log; delete or rename each log of a shard set or hub root separately")
 
 
 def _refuse_others_files(log: _Log) -> None:
-    """Raise OSError if something in a log's directory isn't the log's."""
+    """Raise OSError if a log's directory has files that aren't the log's."""
     others = [name for name in system.port.names(log.path) if not _is_ours(log, log.path / name)]
     if log.form is not None and (inner := log.form.segments_in(log.path)) != log.path and inner.is_dir():
         form = log.form
@@ -139,7 +140,7 @@ def _refuse_others_files(log: _Log) -> None:
 def _is_ours(log: _Log, path: Path) -> bool:
     status = system.port.look_up(path)
     if status is None:
-        return True  # removed just now
+        return True  # just removed
     form = log.form
     if stat.S_ISDIR(status.st_mode):
         return form is not None and path in (form.segments_in(log.path), log.path / "ofs", form.sidecar(log.path) / "index")
@@ -198,7 +199,7 @@ def _hold_spool(held: ExitStack, path: Path, timeout: float) -> None:
 
 def _last_writer(path: Path) -> str:
     words = memoryview(_control_block(path)).cast("Q")[frames.HOLDER + 2 : frames.HOLDER + 6].tolist()
-    return f"{holders.describe(words)} has appended last" if len(words) == 4 and words[0] else "nobody has appended yet"
+    return f"{holders.describe(words)} has appended last" if len(words) == 4 and words[0] else "no process has appended yet"
 
 
 def _open_reader(path: Path, slot: int) -> str:
@@ -210,7 +211,7 @@ def _open_reader(path: Path, slot: int) -> str:
 
 
 def _control_block(path: Path) -> bytes:
-    """Return what there is of the control block before the index."""
+    """Return the part of the control block before the index, as far as it exists."""
     with suppress(OSError):
         data = disk.read(path / format.CONTROL_FILE, format.INDEX_AT)
         return data[: len(data) // 8 * 8]
@@ -218,7 +219,7 @@ def _control_block(path: Path) -> bytes:
 
 
 def _hold_journal(held: ExitStack, log: _Log, form: Format, timeout: float) -> None:
-    """Keep out writers and durable readers, the program's whose format it is as well."""
+    """Keep out writers and durable readers, also those of the program that owns the format."""
     lock = form.lock_file(log.path)
     places = dict.fromkeys((log.path, log.path / "ofs", form.sidecar(log.path)))
     leases = [place / name for place in places if place.is_dir() for name in system.port.names(place) if name.endswith(".lck")]
@@ -235,12 +236,12 @@ def _user(path: Path, lock: Path, locked: Path) -> str:
         return f"{path} is open for writing; {file.who()}"
 
 
-# What lies beside a journal.
+# The files next to a journal.
 
 
 @contextmanager
 def _linked(log: _Log, goal: Path) -> Iterator[None]:
-    """Let the files beside a journal have names beside `goal`, too, on disk before the `with` block; they go again if that fails."""
+    """Link the files next to a journal to names next to `goal`, on disk before the `with` block; if that fails they are removed."""
     if log.beside is None or log.form is None:
         yield
         return

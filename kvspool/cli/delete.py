@@ -10,17 +10,17 @@ from kvspool.cli import options, output
 from kvspool.cli.options import BadInput
 
 NAME = "delete"
-SUMMARY = "delete a log, with all of its records"
+SUMMARY = "delete a log with all of its records"
 DESCRIPTION = """\
-Delete the spool or journal at PATH, with all of its records and durable readers; it is gone from the disk when the command returns. On a
-terminal the command asks first; elsewhere it needs --yes. A log that is open for writing, or whose durable readers are, is refused."""
+Delete the spool or journal at PATH, with all of its records and durable readers; it is removed from the disk when the command returns. On
+a terminal the command asks first; elsewhere it needs --yes. A log that is open for writing, or has an open durable reader, is refused."""
 EXAMPLES = """\
   kvspool delete events
   kvspool delete events --yes --timeout 60"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the command takes."""
+    """Declare the arguments."""
     options.add_path(parser, "the log")
     parser.add_argument("--yes", action="store_true", help="don't ask")
     options.add_in_use(parser)
@@ -28,10 +28,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Delete the log, once the user agrees."""
+    """Delete the log after the user's confirmation."""
     if not arguments.yes:
         if not sys.stdin.isatty():
-            raise BadInput("standard input is no terminal, so nobody can be asked: give --yes to delete the log")
+            raise BadInput("standard input is not a terminal, so the command can't ask: give --yes to delete the log")
         print(output.escape(f"Delete {arguments.path} with all of its records? [y/N] "), end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             output.complain("nothing was deleted")

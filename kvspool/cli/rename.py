@@ -1,4 +1,4 @@
-"""`kvspool rename`: give a log another name."""
+"""`kvspool rename`: rename a log."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import kvspool
 from kvspool.cli import options, output
 
 NAME = "rename"
-SUMMARY = "give a log another name"
+SUMMARY = "rename a log"
 DESCRIPTION = """\
-Give the spool or journal at PATH the path TARGET, in the same file system; the new name is on disk when the command returns. Records,
-settings and durable readers stay what they are. A log that is open for writing, or whose durable readers are, is refused."""
+Rename the spool or journal at PATH to TARGET, in the same file system; the new name is on disk when the command returns. Records,
+settings and durable readers stay the same. A log that is open for writing, or has an open durable reader, is refused."""
 EXAMPLES = """\
   kvspool rename events events-2025
   kvspool rename events archive/events --timeout 60"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the command takes."""
+    """Declare the arguments."""
     options.add_path(parser, "the log")
-    parser.add_argument("target", metavar="TARGET", type=Path, help="its new path, at which there is nothing yet")
+    parser.add_argument("target", metavar="TARGET", type=Path, help="its new path, which must not exist")
     options.add_in_use(parser)
     options.add_json(parser, "print both paths as a JSON object")
 

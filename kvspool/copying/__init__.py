@@ -1,4 +1,4 @@
-"""Copies of logs, from any format into any other; see `copier.copy`."""
+"""Copy logs from any format to any other; see `copier.copy`."""
 
 from kvspool.copying.copier import CopyPlan, CopyReport, copy
 from kvspool.copying.progress import CopyProgress
