@@ -100,8 +100,8 @@ def _short_table(found: list[Consumer]) -> Table:
     from rich.text import Text
 
     table = Table(header_style="bold cyan")
-    for title in ("reader", "next", "lag: records", "state"):
-        table.add_column(title, justify="right" if title in ("next", "lag: records") else "left", overflow="fold")
+    for title in ("reader", "next", "record lag", "state"):
+        table.add_column(title, justify="right" if title in ("next", "record lag") else "left", overflow="fold")
     for one in found:
         place = ["-", "-"] if one.sequence is None else [f"{one.sequence:,}", f"{one.lag:,}"]
         table.add_row(*(Text(output.escape(cell)) for cell in (one.name, *place, one.problem)))
@@ -114,8 +114,8 @@ def _table(found: list[Any]) -> Table:
     from rich.text import Text
 
     table = Table(header_style="bold cyan")
-    for title in ("reader", "slot", "next", "lag: records", "lag: bytes", "lag: seconds", "committed", "state"):
-        right = title in ("slot", "next") or title.startswith("lag")
+    for title in ("reader", "slot", "next", "record lag", "byte lag", "time lag", "committed", "state"):
+        right = title in ("slot", "next") or title.endswith("lag")
         table.add_column(title, justify="right" if right else "left", overflow="fold")
     for one in found:
         cells = [one.name, str(one.slot), *_place(one), when(one.updated), _state(one)]
