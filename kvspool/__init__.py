@@ -1,4 +1,4 @@
-"""A log that you open like a file: many processes append to it at once, many read it, nothing is lost when one dies.
+"""A log that you open like a file: many processes append to it and read it at once, and no crash of one loses records.
 
     import kvspool
 
@@ -7,12 +7,12 @@
     for record in log.read(start=sequence):
         print(record.sequence, record.time, record.key, record.data)
 
-See README.md for what an `append` promises, `kvspool.errors` for what can go wrong, `docs/format.md` for the bytes.
+README.md lists the guarantees of `append`, `kvspool.errors` the errors, and `docs/format.md` the bytes.
 
-A name is imported when it is used first, so that `import kvspool` takes a millisecond.
+Names are imported on first use, so that `import kvspool` takes a millisecond.
 """
 
-TYPE_CHECKING = False  # type checkers know better; the module typing takes longer to import than this one
+TYPE_CHECKING = False  # type checkers set it to True; importing typing takes longer than importing this module
 if TYPE_CHECKING:
     from kvspool import arrow as arrow
     from kvspool import errors as errors

@@ -1,6 +1,6 @@
 """Records as Arrow columns, in both directions, without a Python object for a row. Needs the extra `arrow`.
 
-The frame loops copy straight between the ring and the buffers of Arrow arrays, checksums and overruns checked as everywhere else.
+The frame loops copy directly between the ring and the buffers of Arrow arrays, with all checks of checksums and overruns.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ __all__ = [
     "read",
     "table",
 ]
-BATCH = 32_768  # records of a batch: enough to make its fixed costs vanish, small enough for the caches
-WINDOW = 16 << 20  # bytes of keys, and of values, that a batch has room for
-LARGE = 8 << 20  # bytes of the ring still to read, from which on memory is lent to all but small batches, and a table is made of large ones
-LARGE_BATCH = 1 << 17  # records of one
-_SEQUENCES = 1 << 63  # that an int64 has room for
+BATCH = 32_768  # records of a batch: enough to hide its fixed costs, few enough for the caches
+WINDOW = 16 << 20  # bytes of keys, and of values, in a batch
+LARGE = 8 << 20  # remaining bytes of the ring from which on larger batches use lent memory, and a table has large ones
+LARGE_BATCH = 1 << 17  # records of a large one
+_SEQUENCES = 1 << 63  # limit of an int64
 
 AnyCursor = Cursor | JournalCursor
 
 
 def read(cursor: AnyCursor, limit: int | None, on_gap: OnGap) -> pa.Table:
-    """Return what the bounded cursor has to give, up to `limit` records; see `Log.read_arrow`."""
+    """Read the bounded cursor, up to `limit` records; see `Log.read_arrow`."""
     if limit is not None and limit < 0:
         raise ValueError(f"limit is a number of records, not {limit}")
     return table(batches(cursor, limit, LARGE_BATCH), SCHEMA, on_gap)
@@ -66,7 +66,7 @@ def table(items: Iterable[pa.RecordBatch | Gap], schema: pa.Schema, on_gap: OnGa
     An error that ends `items`, and a GapError, have the table of all records before it as `partial`.
     """
     if on_gap not in ("raise", "skip"):
-        raise ValueError(f'on_gap is "raise" or "skip" here, not {on_gap!r}: a table has no room for a Gap')
+        raise ValueError(f'on_gap is "raise" or "skip" here, not {on_gap!r}: a table cannot hold a Gap')
     got: list[pa.RecordBatch] = []
     with keeping(lambda: pa.Table.from_batches(got, schema=schema)):
         for item in items:
@@ -80,7 +80,7 @@ def table(items: Iterable[pa.RecordBatch | Gap], schema: pa.Schema, on_gap: OnGa
 def batches(
     cursor: AnyCursor, limit: int | None = None, most: int = BATCH, *, coded: bool = False, bytes: int = WINDOW
 ) -> Iterator[pa.RecordBatch | Gap]:
-    """Yield what is there for the cursor now, as batches of up to `most` records, and Gaps between them; see `next_batch`."""
+    """Yield the records of the cursor that are present now, as batches of up to `most` records, and Gaps between them; see `next_batch`."""
     left = limit
     while left is None or left > 0:
         batch = next_batch(cursor, most if left is None else min(most, left), coded=coded, bytes=bytes)
@@ -95,17 +95,17 @@ def batches(
 
 
 def next_batch(cursor: AnyCursor, most: int = BATCH, *, coded: bool = False, bytes: int = WINDOW) -> pa.RecordBatch | Gap:
-    """Return up to `most` records, without blocking; a Gap in their place; an empty batch where nothing is there.
+    """Return up to `most` records without blocking; or a Gap; or an empty batch if there is none.
 
-    coded: with `CODED_SCHEMA`. bytes: of all values, and of all keys, at most; a record that is larger comes alone. A batch may be smaller
-    than it could be: it never goes on over a Gap or, of a journal, into the next segment.
+    coded: with `CODED_SCHEMA`. bytes: most bytes of all values, and of all keys; a larger record is a batch of its own. A batch may have
+    fewer records than possible: it never continues over a Gap or, in a journal, into the next segment.
 
-    Raises what reading the log does; Undecodable for a keyed value, where it is `coded`; OutOfRange for sequences from 2^63 on, which the
-    column has no room for. Records before an error are returned first, and the next call raises it. The call after an Undecodable goes on
-    with the next record.
+    Raises the errors of reading the log; Undecodable for a keyed value, if it is `coded`; OutOfRange for sequences from 2^63 on, which
+    don't fit into the column. Records before an error are returned first, and the next call raises it. The call after an Undecodable
+    continues with the next record.
     """
     if bytes < 1:
-        raise ValueError(f"a batch has room for at least 1 byte, not {bytes}")
+        raise ValueError(f"a batch has at least 1 byte, not {bytes}")
     if isinstance(cursor, JournalCursor):
         return _next_of_journal(cursor, most, coded, bytes)
     return _next_of_spool(cursor, most, coded, bytes)
@@ -123,13 +123,13 @@ def _next_of_spool(cursor: Cursor, most: int, coded: bool, room: int) -> pa.Reco
         if isinstance(found, Gap):
             return found
         if gathered.count == 0 and cursor.reader.stop == frames.FULL:
-            room, most = cursor.reader.stored, 1  # a single record that is larger than the room for a batch
+            room, most = cursor.reader.stored, 1  # a single record that is larger than a batch
             continue
         batch = gathered.finish()
         if table is None or not batch.num_rows:
             return batch
         table.look()
-        if cursor.key_table is not table:  # recovered, or resized, meanwhile: the indexes may be of other keys
+        if cursor.key_table is not table:  # recovered or resized meanwhile: the indexes may refer to other keys
             cursor.go_to(batch.column("sequence")[0].as_py())
             continue
         return _without_keys(batch, cursor, table)
@@ -138,7 +138,7 @@ def _next_of_spool(cursor: Cursor, most: int, coded: bool, room: int) -> pa.Reco
 def _without_keys(batch: pa.RecordBatch, cursor: Cursor, key_table: KeyTable) -> pa.RecordBatch:
     """Return a coded batch with its keyed values as MessagePack: the same one if it has none.
 
-    At a value that can't be decoded the batch ends, and the cursor goes back there. Raises Undecodable if it is the first one.
+    The batch ends before a value that can't be decoded, and the cursor returns there. Raises Undecodable if it is the first one.
     """
     is_keyed = pc.equal(batch.column("codec"), Codec.KEYED)
     if not pc.any(is_keyed).as_py():
@@ -159,7 +159,7 @@ def _without_keys(batch: pa.RecordBatch, cursor: Cursor, key_table: KeyTable) ->
 
 def _next_of_journal(cursor: JournalCursor, most: int, coded: bool, room: int) -> pa.RecordBatch | Gap:
     if cursor.sequence >= _SEQUENCES:
-        raise OutOfRange(f"{cursor.segments.path}: sequence {cursor.sequence} has no room in a column; read it as a record")
+        raise OutOfRange(f"{cursor.segments.path}: sequence {cursor.sequence} doesn't fit into a column; read it as a record")
     most = min(most, _SEQUENCES - cursor.sequence)
     if not cursor.segments.format.has_columns:
         return _listed(cursor, most, coded, room)
@@ -169,10 +169,10 @@ def _next_of_journal(cursor: JournalCursor, most: int, coded: bool, room: int) -
 
 
 def _listed(cursor: JournalCursor, most: int, coded: bool, room: int) -> pa.RecordBatch | Gap:
-    """Do the work of `next_batch` where the format has no columns: out of objects for the records."""
+    """Do the work of `next_batch` for a format without columns, from record objects."""
     rows: list[tuple[Any, ...]] = []
     if room < CHUNK:
-        most = min(most, 1)  # otherwise what is read at once fits, or is one record
+        most = min(most, 1)  # otherwise the records read at once fit, or it is one record
     gap = cursor.fetch(most, _row, rows)
     if gap is not None:
         return gap
@@ -188,7 +188,7 @@ def _row(sequence: int, timestamp: int, type: int, key: bytes | None, value: byt
 
 
 class _Batch:
-    """Buffers that a batch is gathered into."""
+    """Buffers into which a batch is gathered."""
 
     def __init__(self, most: int, room: int, allocate: Callable[[int], pa.Buffer], coded: bool) -> None:
         self.count = 0
@@ -198,20 +198,20 @@ class _Batch:
     def _make_room(self, most: int, room: int, allocate: Callable[[int], pa.Buffer]) -> None:
         self.most = most
         self._key_bits = pa.py_buffer(bytearray(most // 8 + 1))
-        # One piece of memory for all: what isn't filled of it is never touched, and costs nothing.
+        # One allocation for all: its unused part is never touched, and costs nothing.
         sizes = [8 * most, 8 * most, 4 * most, 4 * (most + 2), 4 * (most + 2), room, room, most if self.coded else 0]
         memory = allocate(sum(sizes))
         places = [slice(end - size, end) for end, size in zip(accumulate(sizes), sizes, strict=True)]
         view = items_of(memory, "B")
         self._views = [view[place].cast(code) for place, code in zip(places, "qqiiiBBB", strict=True)]  # type: ignore[call-overload]
         self._columns = [memory.slice(place.start, place.stop - place.start) for place in places]
-        self._views[3][0] = self._views[4][0] = 0  # where the first key and the first value begin
+        self._views[3][0] = self._views[4][0] = 0  # the start of the first key and the first value
 
     def __len__(self) -> int:
         return self.count
 
     def from_ring(self, reader: Any) -> Callable[[int], _Batch]:
-        """Return the function that a spool's cursor calls to copy out frames up to a position."""
+        """Return the function with which a spool's cursor copies frames up to a position."""
 
         def gather(end: int) -> _Batch:
             self.count = reader.gather(end, self.most, *self.views)
@@ -220,12 +220,12 @@ class _Batch:
         return gather
 
     def from_segments(self, format: Format) -> Take:
-        """Return the function that a journal's cursor calls to copy out what it has read of a segment, in pieces."""
+        """Return the function with which a journal's cursor copies the read part of a segment, in pieces."""
 
         def gather(data: bytes, sequence: int, most: int) -> Scan:
             found = format.gather(data, sequence, min(self.most, self.count + most), self.count, self.views)
             if not (self.count or found.size) and found.stop == WHOLE and found.need:
-                self._make_room(1, found.need, pa.allocate_buffer)  # a single record that is larger than the room for a batch
+                self._make_room(1, found.need, pa.allocate_buffer)  # a single record that is larger than a batch
                 found = format.gather(data, sequence, 1, 0, self.views)
             self.count += found.sequence - sequence
             return found
@@ -256,17 +256,18 @@ class _Batch:
 
 
 _pools = [Pool(6 << 20, spare=16), Pool(36 << 20, spare=64)]
-"""Memory for batches where there is much to read: of 2 MiB of values, and any. Values of 100 bytes fill half of a large piece with a large
+"""Memory for the batches of large reads: of 2 MiB of values, and any. Values of 100 bytes fill half of a large piece with a large
 batch; the spare ones have room for the records of a ring of 1 GiB."""
 
 
 def _lent(size: int) -> pa.Buffer:
-    """Return a buffer of memory that was used before, or that the kernel clears in large pages; any other where neither can be had.
+    """Return a buffer of reused memory, or of memory that the kernel clears in large pages; any other if neither is available.
 
-    Only the buffer holds the view that was lent. Arrow's own pool reuses memory, too, with some of its allocators only. Raises MemoryError.
+    Only the buffer holds the view that was lent. Arrow's own pool reuses memory, too, but only with some of its allocators. Raises
+    MemoryError.
     """
     pool = next((pool for pool in _pools if size <= pool.size), _pools[-1])
     try:
         return pa.py_buffer(pool.lend(size))
-    except OSError:  # no room for it in the address space, but perhaps in what Arrow's pool has kept
+    except OSError:  # no address space for it, but perhaps Arrow's pool has memory
         return pa.allocate_buffer(size)

@@ -1,58 +1,58 @@
-"""Everything that can go wrong, one class each.
+"""The errors of kvspool, one class each.
 
     KvspoolError
     |-- Closed                  the handle was closed
-    |-- LogNotFound             nothing lies at the path           (also FileNotFoundError)
-    |-- LogExists               something lies at the path already (also FileExistsError)
+    |-- LogNotFound             the path does not exist         (also FileNotFoundError)
+    |-- LogExists               the path exists already         (also FileExistsError)
     |-- LogVanished             the log was deleted or replaced while it was open
-    |-- FormatError             what lies there is not ours to read
+    |-- FormatError             this version can't read it
     |   |-- NotALog             neither a log nor anything that holds logs
     |   |-- UnknownVersion      written by a newer kvspool
     |   |-- MismatchedPair      control block and data file of different logs
     |   `-- MissingExtra        it needs a package that isn't installed (also ImportError)
-    |-- Unrecovered             the machine was restarted, and nobody who may write has opened the log since
-    |-- Corruption              ours, but damaged
-    |   |-- Truncated           a file is shorter than its header says, or than what was read of it, or was to be flushed
+    |-- Unrecovered             the machine was restarted, and no process with permission to write has opened the log since
+    |-- Corruption              a kvspool log, but damaged
+    |   |-- Truncated           a file is shorter than its header says, or than the part that was read, or was to be flushed
     |   |-- NotAFile            a FIFO, device, socket or directory has a file's name (also OSError)
-    |   `-- ChecksumMismatch    an item's bytes are not those that were stored
-    |-- TooLarge                the record can't be held          (also ValueError)
-    |-- Unencodable             no codec takes the value          (also TypeError)
-    |-- Undecodable             the value isn't what its codec says (also ValueError)
-    |-- NotImportable           what is to be imported is no record (also ValueError)
+    |   `-- ChecksumMismatch    an item's bytes don't match its checksum
+    |-- TooLarge                the record is too large         (also ValueError)
+    |-- Unencodable             no codec takes the value        (also TypeError)
+    |-- Undecodable             the value doesn't match its codec (also ValueError)
+    |-- NotImportable           the input is not a record       (also ValueError)
     |-- NotKept                 a copy would lose keys, types, timestamps or codecs (also ValueError)
     |-- OtherRecords            the target of a copy holds records that aren't the source's
-    |-- OutOfRange              no such sequence yet              (also ValueError)
-    |-- Pruned                  no such item any more             (also LookupError)
-    |-- Unsupported             this kind of log has no such capability (also ValueError)
+    |-- OutOfRange              no such sequence yet            (also ValueError)
+    |-- Pruned                  the item was removed            (also LookupError)
+    |-- Unsupported             this kind of log doesn't support it (also ValueError)
     |-- UnsafeFilesystem        shared memory doesn't work there
-    |-- LockTimeout             somebody else holds the lock      (also TimeoutError)
+    |-- LockTimeout             another process or thread holds the lock (also TimeoutError)
     |-- SpoolFull               no room until a durable reader moves on
-    |   `-- Pinned              no room until somebody's view is closed
+    |   `-- Pinned              no room until a view is closed
     |-- AppendedInPart          a batch was interrupted: the first records of it are stored, and stay
-    |-- QueueFull               no room in the queue              (also queue.Full)
-    |-- QueueEmpty              nothing in the queue              (also queue.Empty)
-    |-- ReaderBusy              somebody else has this durable reader open
+    |-- QueueFull               no room in the queue            (also queue.Full)
+    |-- QueueEmpty              the queue is empty              (also queue.Empty)
+    |-- ReaderBusy              another process or thread has this durable reader open
     |-- NoSuchReader            the log has no durable reader of this name (also LookupError)
-    |-- TooManyReaders          every reader's slot is taken
-    |-- BatchChanged            a batch that was appended in part has come again with other records
-    |-- BatchOutOfOrder         a batch before the last one that was begun    (also ValueError)
+    |-- TooManyReaders          every reader slot is in use
+    |-- BatchChanged            a partly stored batch was repeated with other records
+    |-- BatchOutOfOrder         a batch before the last begun one (also ValueError)
     |-- TooManyPieces           a batch was interrupted too often
-    |-- TooManyProducers        no account is free for one more producer
-    |-- Moved                   the log lies in new files since it was resized; never leaves the package
-    |-- Reentered               an append in the middle of another one, from a signal handler (also RuntimeError)
+    |-- TooManyProducers        no account is free for another producer
+    |-- Moved                   the log was moved to new files by a resize; never leaves the package
+    |-- Reentered               an append during another one, from a signal handler (also RuntimeError)
     |-- Poisoned                a flush to disk failed; the log takes no more records
     |-- NotDurable              the records were appended, but are not known to be on disk
-    |   `-- Unsettled           the same of a queue's entries, put or taken
+    |   `-- Unsettled           the same for a queue's entries, put or taken
     |-- NameNotDurable          an operation was done, but a crash of the machine may undo it (also OSError)
-    |-- TimeUnknown             a segment that can't be read may have the latest time of its journal (also OSError)
+    |-- TimeUnknown             an unreadable segment may have the latest time of its journal (also OSError)
     `-- GapError                records were lost before they could be read
 
 **A batch that is stored in part.** Large batches are published in pieces, so an error can come after some of them. `appended_by(error)`
-returns the sequences that are stored then. An error that promises "nothing was written" is replaced by AppendedInPart, whose `__cause__` it
-is. Others, such as the system's OSError, Poisoned or KeyboardInterrupt, keep their class and get a note and the attribute `appended`.
+returns the sequences that are stored then. An error that promises "nothing was written" becomes the `__cause__` of an AppendedInPart.
+Others, such as the system's OSError, Poisoned or KeyboardInterrupt, keep their class and get a note and the attribute `appended`.
 
 Wrong arguments raise plain ValueError and TypeError. The system's OSError (disk full, permission denied, no more descriptors) passes
-through untouched, with a note that names the file. `exit_code` is what the command returns for the class.
+through unchanged, with a note that names the file. `exit_code` is the exit code of the command for the class.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ if TYPE_CHECKING:
 
 
 class KvspoolError(Exception):
-    """Base of every error that is this package's own.
+    """Base of every error of this package.
 
-    `partial` holds the sound records that a call had read before it failed, if it returns them all at once, as `read_arrow` does. It is
+    `partial` holds the sound records that a call had read before it failed, if it returns all records at once, as `read_arrow` does. It is
     None otherwise.
     """
 
@@ -81,25 +81,25 @@ class Closed(KvspoolError):
 
 
 class LogNotFound(KvspoolError, FileNotFoundError):
-    """Nothing lies at the path. Nothing happened; `kvspool.create` makes a log."""
+    """The path does not exist. Nothing happened; `kvspool.create` creates a log."""
 
     exit_code = 3
 
 
 class LogExists(KvspoolError, FileExistsError):
-    """Something lies at the path already. It was not touched; `kvspool.open` opens a log."""
+    """The path exists already. It was not touched; `kvspool.open` opens a log."""
 
     exit_code = 3
 
 
 class LogVanished(KvspoolError):
-    """The log's files were deleted or replaced while it was open. The handle is of no more use; open the path again."""
+    """The log's files were deleted or replaced while it was open. The handle can no longer be used; open the path again."""
 
     exit_code = 3
 
 
 class FormatError(KvspoolError):
-    """What lies at the path can't be read by this version. It was not touched."""
+    """The file or directory at the path can't be read by this version. It was not touched."""
 
     exit_code = 4
 
@@ -117,14 +117,14 @@ class MismatchedPair(FormatError):
 
 
 class MissingExtra(FormatError, ImportError):
-    """What lies there needs a package that isn't installed. Nothing was changed; the message names the extra to install."""
+    """The log needs a package that isn't installed. Nothing was changed; the message names the extra to install."""
 
 
 class Unrecovered(KvspoolError):
     """The machine was restarted since the log was written, or an older copy of its control block was restored, and you may only read it.
     Nothing was changed.
 
-    Its control block can't be trusted before the log is recovered. Whoever may write does that by opening it once.
+    Its control block can't be trusted before the log is recovered. Any process with permission to write recovers it by opening it once.
     """
 
     exit_code = 5
@@ -137,9 +137,9 @@ class Corruption(KvspoolError):
 
 
 class Truncated(Corruption):
-    """A file is shorter than its header says. It was not mapped, since a load behind its end would kill the process.
+    """A file is shorter than its header says. It was not mapped, since a load after its end would kill the process.
 
-    From a journal: records that a reader has read, or a durable append was to put on disk, were taken back by a rewind, or cut.
+    In a journal: records that a reader had read, or that a durable append was to flush, were removed by a rewind or a truncation.
     """
 
 
@@ -148,10 +148,10 @@ class NotAFile(Corruption, OSError):
 
 
 class ChecksumMismatch(Corruption):
-    """The item at a position is damaged; those before and behind it can be read. `position`, `path` and `offset` say where it lies."""
+    """The item at a position is damaged; other items can be read. `position`, `path` and `offset` locate it."""
 
     def __init__(self, position: int, path: str, offset: int) -> None:
-        super().__init__(f"item {position}, at byte {offset} of {path}, is damaged: its checksum is another one; read on behind it")
+        super().__init__(f"item {position}, at byte {offset} of {path}, is damaged: its checksum doesn't match; continue after it")
         self.position, self.path, self.offset = position, path, offset
 
 
@@ -168,21 +168,21 @@ class Unencodable(KvspoolError, TypeError):
 
 
 class Undecodable(KvspoolError, ValueError):
-    """The stored bytes are not what the record's codec says. `record.value` still gives them."""
+    """The stored bytes don't match the record's codec. `record.value` still returns them."""
 
     exit_code = 5
 
 
 class NotImportable(KvspoolError, ValueError):
-    """What is to be imported is no record. The message says where it stands, why, and what was imported before."""
+    """The input of an import is not a record. The message says where, why, and how many records were imported before."""
 
     exit_code = 2
 
 
 class NotKept(KvspoolError, ValueError):
-    """A copy would lose what the target's format has no room for. Nothing was written of the batch that the message speaks of.
+    """A copy would lose fields that the target's format can't store. Nothing of the batch that the message names was written.
 
-    Choose another format, or say that the loss is meant: `lossy`.
+    Choose another format, or accept the loss with `lossy`.
     """
 
     exit_code = 2
@@ -191,34 +191,36 @@ class NotKept(KvspoolError, ValueError):
 class OtherRecords(KvspoolError):
     """The target of a copy holds records that aren't the source's, or others append to it meanwhile. Nothing more was written.
 
-    Choose another target, or say that the copy is to stand behind them: `append`.
+    Choose another target, or copy after those records with `append`.
     """
 
     exit_code = 4
 
 
 class OutOfRange(KvspoolError, ValueError):
-    """The sequence has not been written yet. Of an item that was asked for, `position`, `path` and `offset` say where it would lie."""
+    """The sequence has not been written yet. For a requested item, `position`, `path` and `offset` say where it would be stored."""
 
     exit_code = 2
 
     def __init__(self, message: str, position: int | None = None, path: str | None = None, offset: int | None = None) -> None:
-        super().__init__(message if path is None else f"{message}; it would lie at byte {offset} of {path}")
+        super().__init__(message if path is None else f"{message}; it would be at byte {offset} of {path}")
         self.position, self.path, self.offset = position, path, offset
 
 
 class Pruned(KvspoolError, LookupError):
-    """The item was appended once, and is gone. `position`, `path` and `offset` say where it lay."""
+    """The item was appended, but has been removed. `position`, `path` and `offset` say where it was stored."""
 
     exit_code = 7
 
     def __init__(self, message: str, position: int, path: str, offset: int) -> None:
-        super().__init__(f"{message}; it lay at byte {offset} of {path}")
+        super().__init__(f"{message}; it was at byte {offset} of {path}")
         self.position, self.path, self.offset = position, path, offset
 
 
 class Unsupported(KvspoolError, ValueError):
-    """This kind of log can't do that. Nothing happened. `capability` is not in the log's `capabilities`; `instead` says what to use."""
+    """This kind of log doesn't support the operation. Nothing happened. `capability` is not in the log's `capabilities`; `instead` says
+    what to use.
+    """
 
     exit_code = 2
 
@@ -231,18 +233,18 @@ class Unsupported(KvspoolError, ValueError):
 
 
 class UnsafeFilesystem(KvspoolError):
-    """Processes don't share memory or locks there, or a full disk kills them. Nothing was done; use ext4, xfs or tmpfs.
+    """Processes don't share memory or locks on this file system, or a full disk kills them. Nothing was done; use ext4, xfs or tmpfs.
 
-    On btrfs a journal can be used, and a spool that is there already can be read.
+    On btrfs a journal can be used, and an existing spool can be read.
     """
 
     exit_code = 3
 
 
 class LockTimeout(KvspoolError, TimeoutError):
-    """Somebody else holds the lock. Nothing was written; try again, or look at the holder that the message names.
+    """Another process or thread holds the lock. Nothing was written; try again, or check the holder that the message names.
 
-    A lock is never broken: a dead holder's is freed by the kernel at once, so the holder lives, or is stopped.
+    A lock is never broken by force: the kernel frees the lock of a dead holder at once, so the holder is alive, or stopped.
     """
 
     exit_code = 6
@@ -258,13 +260,13 @@ class SpoolFull(KvspoolError):
 
 
 class Pinned(SpoolFull):
-    """No room for the records until a view of the oldest ones is closed, or the process that has it open dies. The message says where."""
+    """No room for the records until a view of the oldest ones is closed, or its process ends. The message names the process."""
 
 
 class AppendedInPart(KvspoolError):
     """A batch was interrupted after its first records were stored. They stay and can be read; don't append them again.
 
-    `appended` holds their sequences, so `values[len(error.appended):]` are left to append. `__cause__` is the error that came in between.
+    `appended` holds their sequences, so `values[len(error.appended):]` are left to append. `__cause__` is the error that interrupted it.
     """
 
     exit_code = 6
@@ -275,7 +277,9 @@ class AppendedInPart(KvspoolError):
 
 
 class QueueFull(KvspoolError, queue.Full):
-    """No room in the queue: its bound is reached, or every chunk id is taken. `placed` says how many entries of a batch were put before."""
+    """No room in the queue: its bound is reached, or every chunk id is in use. `placed` is the number of entries of the batch that were put
+    before.
+    """
 
     exit_code = 8
 
@@ -285,13 +289,13 @@ class QueueFull(KvspoolError, queue.Full):
 
 
 class QueueEmpty(KvspoolError, queue.Empty):
-    """There was no entry in the queue, or none came within the timeout. Nothing happened."""
+    """There was no entry in the queue, or none arrived within the timeout. Nothing happened."""
 
 
 class ReaderBusy(KvspoolError):
-    """Somebody else has this durable reader open. Its place was not touched; the message names the holder.
+    """Another process or thread has this durable reader open. Its position was not changed; the message names the holder.
 
-    The slot of a dead holder is free at once, so the holder lives, or is stopped.
+    The slot of a dead holder is free at once, so the holder is alive, or stopped.
     """
 
     exit_code = 6
@@ -304,56 +308,58 @@ class NoSuchReader(KvspoolError, LookupError):
 
 
 class TooManyReaders(KvspoolError):
-    """Every reader's slot of the log is taken. Nothing was changed; delete a reader that is no longer needed."""
+    """Every reader slot of the log is in use. Nothing was changed; delete a reader that is no longer needed."""
 
     exit_code = 8
 
 
 class BatchChanged(KvspoolError):
-    """A batch of which a part is stored has come again, and records of that part are not in it. Nothing more was written.
+    """A partly stored batch was repeated without some of its stored records. Nothing more was written.
 
-    What makes the batches has to make the same ones again. To go on all the same: `changed="append"` appends every record that isn't there
-    yet, and what is there stays, though it belongs to no batch any more.
+    The program must repeat its batches with the same records. To continue anyway: `changed="append"` appends every record that isn't stored
+    yet. The stored records stay, although some no longer belong to a batch.
     """
 
     exit_code = 2
 
 
 class BatchOutOfOrder(KvspoolError, ValueError):
-    """A producer has begun a later batch, and this one isn't known to be there. Nothing was written; the numbers of batches only go up."""
+    """A producer has begun a later batch, and this one isn't known to be stored. Nothing was written; batch numbers must increase."""
 
     exit_code = 2
 
 
 class TooManyPieces(KvspoolError):
-    """A batch was interrupted so often, with others appending in between, that its pieces can't be remembered. Nothing more was written."""
+    """A batch was interrupted so often, with appends of others in between, that its pieces can't be recorded. Nothing more was written."""
 
     exit_code = 8
 
 
 class TooManyProducers(KvspoolError):
-    """The log remembers as many producers as it can, and none of them may be forgotten by itself. Nothing was written."""
+    """The log's producer table is full, and no account may be removed automatically. Nothing was written."""
 
     exit_code = 8
 
 
 class Moved(KvspoolError):
-    """The log lies in new files since it was resized. Nothing was written; who catches it goes on there, so no caller ever sees it."""
+    """The log was moved to new files by a resize. Nothing was written; the package catches this and continues there, so no caller sees
+    it.
+    """
 
 
 class Reentered(KvspoolError, RuntimeError):
-    """A signal handler or destructor used a handle for an append or flush in the middle of another one. Nothing was written by it.
+    """A signal handler or destructor used a handle for an append or flush during another one on the same handle. It wrote nothing.
 
-    The interrupted append goes on. Let the handler use a handle of its own, or only leave a note for later.
+    The interrupted append continues. Let the handler use its own handle, or only record the work for later.
     """
 
 
 class Poisoned(KvspoolError):
-    """A flush to disk failed, so what was written since the last good one may not be on disk.
+    """A flush to disk failed, so records written since the last successful one may not be on disk.
 
-    The kernel forgets the pages that it could not write; a retry would report success that never was.
-    The log takes no more records. It can be read; `kvspool.repair` writes all of it to disk anew and lets it go on, if the disk can;
-    otherwise `kvspool.salvage` copies what it holds to a new log on a sound one.
+    The kernel drops pages that it could not write, so a retry would report a false success. The log takes no more records. It can be read.
+    `kvspool.repair` writes all of it to disk again and lets the log continue, if the disk works. Otherwise `kvspool.salvage` copies the
+    records to a new log on a working disk.
     """
 
     exit_code = 5
@@ -362,7 +368,7 @@ class Poisoned(KvspoolError):
 class NotDurable(KvspoolError):
     """The records were appended and can be read, but are not known to be on disk. Don't append them again; call `sync`.
 
-    `sequences` says which they are; `__cause__` is the error that came in between.
+    `sequences` holds their sequences; `__cause__` is the error that interrupted the flush.
     """
 
     exit_code = 6
@@ -373,10 +379,10 @@ class NotDurable(KvspoolError):
 
 
 class NameNotDurable(KvspoolError, OSError):
-    """The operation was done, but the last flush of the directory failed, so a crash of the machine may undo it. Don't do it again.
+    """The operation was done, but the last flush of the directory failed, so a crash of the machine may undo it. Don't repeat it.
 
-    Check the disk, then flush the directory: `sync DIRECTORY`. `directory` is its path, `done` says what was done, `errno` and `__cause__`
-    why the flush failed.
+    Check the disk, then flush the directory: `sync DIRECTORY`. `directory` is its path, `done` describes the operation, `errno` and
+    `__cause__` say why the flush failed.
     """
 
     exit_code = 6
@@ -390,7 +396,7 @@ class NameNotDurable(KvspoolError, OSError):
 
 
 class TimeUnknown(KvspoolError, OSError):
-    """The system doesn't read a segment that may have the latest time of its journal: an append could get an earlier time.
+    """The system can't read a segment that may have the latest time of its journal: an append could get an earlier time.
 
     Nothing was appended. Make the segment readable again, or move it away. `path` is the file, `errno` and `__cause__` say why.
     """
@@ -406,7 +412,7 @@ class TimeUnknown(KvspoolError, OSError):
 class Unsettled(NotDurable):
     """Entries were put into a queue, or taken out of it, but that is not known to be on disk; `__cause__` says why.
 
-    Don't put them again. `taken` holds the entries that were taken out: they are yours, and come again only if the machine dies now.
+    Don't put them again. `taken` holds the entries that were taken out. They return to the queue only if the machine crashes now.
     """
 
     def __init__(self, path: str, why: str, taken: list[bytes] | None = None) -> None:
@@ -418,7 +424,7 @@ class Unsettled(NotDurable):
 class GapError(KvspoolError):
     """Records were lost before they could be read; `gap` says which and why.
 
-    An iterator is after them: take the next record to go on. After a call that returns all records at once, the sound ones before the
+    An iterator is after them: take the next record to continue. After a call that returns all records at once, the sound ones before the
     Gap are in `partial`; call again with `start=error.gap.last + 1`.
     """
 
@@ -429,8 +435,8 @@ class GapError(KvspoolError):
         self.gap = gap
 
 
-DO_NOT_REPEAT = "don't append those again"  # what to do about records that are stored
-AGAIN = "append the batch again: its producer leaves them out"  # and about those of a producer's batch
+DO_NOT_REPEAT = "don't append those again"  # for records that are stored
+AGAIN = "append the batch again: its producer leaves them out"  # for those of a producer's batch
 
 
 def appended_by(error: BaseException) -> range:
@@ -440,9 +446,10 @@ def appended_by(error: BaseException) -> range:
 
 
 def say_what_is_stored(error: BaseException, appended: range, records: int, advice: str = DO_NOT_REPEAT) -> None:
-    """Say which records are stored of a batch that an error ended after the sequences `appended`; the caller then raises the error again.
+    """Add to an error that ended a batch which of its records are stored; the caller then raises the error again.
 
-    Raises AppendedInPart in place of a KvspoolError that says that nothing was written. Other errors get a note.
+    appended: their sequences. For a KvspoolError, which says that nothing was written, this raises AppendedInPart from it. Other errors get
+    a note.
     """
     words = f"{len(appended)} of {records} records were appended, from sequence {appended.start} on; {advice}"
     if isinstance(error, KvspoolError) and not isinstance(error, Poisoned):

@@ -6,13 +6,13 @@ import msgspec
 
 
 class Gap(msgspec.Struct, frozen=True, gc=False):
-    """The records first..last (both included) that a reader can't get any more.
+    """The records first..last (both included) that a reader can no longer get.
 
-    reason: "overrun" (overwritten before they were read), "expired" (overwritten because a durable reader had not moved for the
-    log's `reader_expiry`), "resized" (they had no room when the log was made smaller), "trimmed" (removed from a journal), "damaged" (their
-    bytes don't match their checksums, or are not there), "machine restart" (numbers that were left out, because a crash of the machine may
-    have taken their records) or "missing" (numbers that whoever wrote a journal left out on purpose: what its source had lost).
-    path: the directory of the log.
+    reason: "overrun" (overwritten before they were read), "expired" (overwritten because a durable reader had not moved for the log's
+    `reader_expiry`), "resized" (they had no room when the log was made smaller), "trimmed" (removed from a journal), "damaged" (their bytes
+    don't match their checksums, or don't exist), "machine restart" (numbers that were left out, because a crash of the machine may have
+    taken their records) or "missing" (numbers that the writer of a journal left out on purpose, since its source had lost them). path: the
+    directory of the log.
     """
 
     first: int

@@ -1,4 +1,4 @@
-"""Import a module as a whole, although the user presses Ctrl-C."""
+"""Import a module as a whole, even if the user presses Ctrl-C."""
 
 from importlib import import_module
 from types import FrameType, ModuleType

@@ -1,16 +1,16 @@
-"""Keyed MessagePack: maps whose repeated keys stand once in the log's key table, and as small integers in the records.
+"""Keyed MessagePack: maps whose repeated keys are stored once in the log's key table, and as small integers in the records.
 
 **Format.** MessagePack, in which each map, at every depth, has keys of three kinds:
 
 - an unsigned integer: the index of a key in the log's key table;
 - a string: itself; it is not in the table, because that is full or the string is long;
-- an array of one element: that element, which is no string: an integer, float, bool, nil, bytes, array, timestamp or extension.
+- an array of one element: that element, which is not a string: an integer, float, bool, nil, bytes, array, timestamp or extension.
 
-Any other key is an error. Values are MessagePack as always. So an integer that really was a key stays one, and so does `True`, which
-Python would take for 1.
+Any other key is an error. Values are plain MessagePack. So an integer that really was a key stays one, and so does `True`, which Python
+treats as equal to 1.
 
-**Limits.** Strings of at most 64 bytes go into the table, and only those of maps with at most 256 keys: a map with more is taken to be
-keyed by data. What isn't a dict, list or tuple of plain values goes through MessagePack once more than needed, which is slower.
+**Limits.** Only strings of at most 64 bytes are added to the table, and only those of maps with at most 256 keys: a larger map is assumed
+to be keyed by data. Values other than dict, list or tuple of plain values are encoded by MessagePack once more, which is slower.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from typing import Any
 import msgspec
 
 LONGEST_KEY = 64  # bytes of a key in the table
-WIDEST_MAP = 256  # keys of a map that may add to the table
-MOST_SHAPES = 1024  # that are remembered; then all are forgotten
+WIDEST_MAP = 256  # most keys of a map that may add to the table
+MOST_SHAPES = 1024  # that are cached; then the cache is cleared
 
-_LEAVES = frozenset({str, int, float, bool, type(None), bytes, datetime, msgspec.msgpack.Ext})  # written as they are
+_LEAVES = frozenset({str, int, float, bool, type(None), bytes, datetime, msgspec.msgpack.Ext})  # written unchanged
 _KEYS = frozenset({str, int, float, bool, type(None), bytes})
-_CONTAINERS = frozenset({dict, list})  # that MessagePack is decoded to
+_CONTAINERS = frozenset({dict, list})  # results of decoding MessagePack
 _INTEGER = frozenset({int})
 _STRING = frozenset({str})
 _encode = msgspec.msgpack.Encoder().encode
@@ -37,10 +37,10 @@ Intern = Callable[[list[str]], Mapping[str, int]]
 
 
 class Keys(msgspec.Struct, dict=True):
-    """Where the keys of a log's keyed values are looked up; a record has it with it.
+    """The lookup of keys in a log's keyed values; each record refers to it.
 
-    It is no part of the record: all compare equal, none has anything to be encoded, and a pickled one is a copy of its `names`.
-    era: of the log, while its table was looked at. A recovery may lose keys, so an index can name another key in a later era.
+    It is not part of the record's value: all compare equal, they have no fields to encode, and a pickled one is a copy of its `names`. era:
+    of the log when its table was read. A recovery may lose keys, so an index can refer to another key in a later era.
     """
 
     def __post_init__(self) -> None:
@@ -58,7 +58,7 @@ class Keys(msgspec.Struct, dict=True):
         return keys_of, (dict(self.names),)
 
     def name(self, index: int) -> str:
-        """Return the key with this index; ValueError if there is none, even after a fresh look at the table."""
+        """Return the key with this index; ValueError if there is none, even after rereading the table."""
         name = self.names.get(index)
         if name is None and self.refresh is not None:
             self.refresh()
@@ -69,14 +69,14 @@ class Keys(msgspec.Struct, dict=True):
 
 
 def keys_of(names: dict[int, str]) -> Keys:
-    """Return Keys that know these names, and no table."""
+    """Return Keys that know only these names, and no table."""
     keys = Keys()
     keys.names = names
     return keys
 
 
 class Packer:
-    """Writes values for one log. `intern(keys)` adds keys to its table if it can, and returns the indexes of all keys that are there.
+    """Encodes values for one log. `intern(keys)` adds keys to its table if possible, and returns the indexes of all keys in the table.
 
     keys: the names of these indexes.
     """
@@ -86,14 +86,14 @@ class Packer:
         self.era = self.keys.era
         self._intern = intern
         self._known: Mapping[str, int] = {}
-        self._shapes: dict[tuple[Any, ...], tuple[Any, ...]] = {}  # of maps with string keys only: their keys, and what is written
+        self._shapes: dict[tuple[Any, ...], tuple[Any, ...]] = {}  # of maps with only string keys: their keys, and the encoded ones
 
     def pack(self, value: Any) -> bytes:
-        """Return the bytes of a value. Raises as `msgspec.msgpack.encode`, and what `intern` raises."""
+        """Return the bytes of a value. Raises the errors of `msgspec.msgpack.encode` and `intern`."""
         return _encode(self._walk(value))
 
     def _walk(self, value: Any) -> Any:
-        """Return the value with the keys of its maps as they are written."""
+        """Return the value with encoded keys of its maps."""
         kind = value.__class__
         if kind is dict:
             return self._map(value)
@@ -104,7 +104,7 @@ class Packer:
         return self._plain(value)
 
     def _plain(self, value: Any) -> Any:
-        """Return what MessagePack makes of a Struct, a dataclass, an Enum, a set ...: a dict, a list or a leaf."""
+        """Convert a Struct, a dataclass, an Enum, a set ... by MessagePack: to a dict, a list or a leaf."""
         value = _decode(_encode(value))
         return self._rename(value, tuple(value)) if value.__class__ is dict else self._walk(value)
 
@@ -124,7 +124,7 @@ class Packer:
         return dict(zip(shape, values, strict=True))
 
     def _shape(self, keys: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return what is written for each of the keys of a map."""
+        """Return the encoded keys of a map."""
         is_narrow = len(keys) <= WIDEST_MAP
         if is_narrow:
             new = [key for key in keys if key.__class__ is str and key not in self._known and len(key.encode()) <= LONGEST_KEY and key]
@@ -140,7 +140,7 @@ class Packer:
 
 
 def unpack(value: bytes, keys: Keys) -> Any:
-    """Return the value that was packed. Raises ValueError or RecursionError for what no `Packer` of this log writes."""
+    """Decode a packed value. Raises ValueError or RecursionError for bytes that no `Packer` of this log writes."""
     return _restore(_decode(value), keys)
 
 
@@ -157,12 +157,12 @@ def _restore(value: Any, keys: Keys) -> Any:
         try:
             return dict(zip(map(keys.names.__getitem__, value), values, strict=True))
         except KeyError:
-            pass  # the table has grown, or the value is wrong
+            pass  # the table has grown, or the value is invalid
     return dict(zip([_key(key, keys) for key in value], values, strict=True))
 
 
 def _key(key: Any, keys: Keys) -> Any:
-    """Return the key that was written so."""
+    """Decode a key."""
     kind = key.__class__
     if kind is int:
         return keys.name(key)

@@ -1,8 +1,8 @@
-"""The log: the verbs that spools and journals of every format share, each with one signature, one meaning and one set of errors.
+"""The log: verbs that spools and journals of every format share, each with one signature, one meaning and one set of errors.
 
 `kvspool.create` and `kvspool.open` return a `Log` of one of two stores: a spool (`kvspool.spool`), a ring of fixed size, or a journal
-(`kvspool.journal`), segments that grow. What both do alike is implemented here, on top of the store's cursors and prepared batches. A verb
-that a store has no room for raises `Unsupported`; `Log.capabilities` tells in advance.
+(`kvspool.journal`), growing segments. Shared behaviour is implemented here, on top of the store's cursors and prepared batches. A verb that
+a store doesn't support raises `Unsupported`; `Log.capabilities` says so in advance.
 """
 
 from __future__ import annotations
@@ -59,22 +59,22 @@ CAPABILITIES = {
     "trim": "a spool overwrites its oldest records automatically; `resize` makes it smaller",
     "types": "store the type in the value, or use a spool, kvj or sej",
 }
-"""What not every kind of log can do, and what to use in its place."""
+"""Optional capabilities of a log, and alternatives to each."""
 
 TRIES = 5  # reads of the last records, which rewinds may take back at that moment
 
 
 class Cursor(Protocol):
-    """A place in a log that moves forward."""
+    """A position in a log that moves forward."""
 
     lost: int
 
     @property
     def sequence(self) -> int:
-        """Return the sequence that comes next."""
+        """Return the sequence of the next record."""
 
     def reading(self, make: Callable[..., Any] | None, limit: int | None = None, on_gap: OnGap = "yield") -> Iteration[Any]:
-        """Return an iteration over the records up to the cursor's end, made by `make`; None: the values alone."""
+        """Return an iteration over the records up to the cursor's end. `make` creates each item; None: only the values."""
 
     def following(self, limit: int | None, on_gap: OnGap, timeout: float | None, spin: float) -> Iteration[Any]:
         """Return an iteration that waits for more."""
@@ -86,8 +86,8 @@ class Cursor(Protocol):
 class Log(Handle, ABC):
     """A handle of one log. Get it from `kvspool.create` or `kvspool.open`.
 
-    It may be used by several threads at once, and it survives a fork: the child opens files of its own when it uses it. `with` closes it.
-    A log that has no records is true, as every handle is.
+    Several threads may use it at once. It survives a fork: the child opens its own files on first use. `with` closes it. An empty log is
+    true, like every handle.
     """
 
     HELPERS = frozenset("append_prepared check_open open_to_write prepare".split())
@@ -97,7 +97,7 @@ class Log(Handle, ABC):
     sync_interval: float
     _iterations: Iterations
 
-    # What it is.
+    # Identity.
 
     @property
     @abstractmethod
@@ -107,12 +107,12 @@ class Log(Handle, ABC):
     @property
     @abstractmethod
     def capabilities(self) -> frozenset[str]:
-        """Return what this kind of log can do of what not every kind can: names out of `kvspool.log.CAPABILITIES`."""
+        """Return the optional capabilities of this kind of log: names from `kvspool.log.CAPABILITIES`."""
 
     @property
     @abstractmethod
     def log_id(self) -> bytes:
-        """Return the 16 random bytes that distinguish this log from every other one; none for a journal that was made without."""
+        """Return the 16 random bytes that identify this log; none for a journal that was created without."""
 
     @property
     @abstractmethod
@@ -135,13 +135,13 @@ class Log(Handle, ABC):
         """Append one record and return its sequence; it survives a crash of this process when the call returns.
 
         value: bytes, str, or any value that the log's codec takes. key: bytes, str (stored as UTF-8), or None for no key. type: 0..255,
-        yours. timestamp: ns since the Unix epoch; the clock's by default, and at most a day after it. One earlier than the last record's
-        becomes that record's. timeout: seconds to wait for the lock and for room (default: the handle's). durable: return when the
-        record is on disk, in a flush that all waiting callers share; a handle of the level "disk" always does.
+        chosen by the caller. timestamp: ns since the Unix epoch; by default the clock's, and at most a day after it. An earlier one than
+        the last record's is raised to that. timeout: seconds to wait for the lock and for room (default: the handle's). durable: return
+        when the record is on disk; all waiting callers share one flush. A handle of the level "disk" always does this.
 
-        Raises Unencodable, TooLarge, Unsupported, TypeError and ValueError for the arguments, LockTimeout, SpoolFull, Poisoned, Corruption,
-        TimeUnknown, Closed, Reentered, LogVanished, or the system's OSError (no space, no permission): nothing was written then. If only
-        the flush fails, the record was appended: NotDurable, or Poisoned with a note, says so.
+        Raises Unencodable, TooLarge, Unsupported, TypeError and ValueError for the arguments. Raises LockTimeout, SpoolFull, Poisoned,
+        Corruption, TimeUnknown, Closed, Reentered, LogVanished, or the system's OSError (no space, no permission). Nothing was written
+        then. If only the flush fails, the record was appended, and the error is NotDurable, or Poisoned with a note.
         """
 
     def append_many(
@@ -156,7 +156,7 @@ class Log(Handle, ABC):
     ) -> range:
         """Append a record for each value under one lock, and return their sequences; see `append`.
 
-        keys: one for each value. Nothing is written if any of them can't be, or if there is no room for all. Large batches are published
+        keys: one for each value. Nothing is written if any record is invalid, or if there is no room for all. Large batches are published
         in pieces: an error after some of them is AppendedInPart, or has the attribute `appended`; see `kvspool.errors`.
         """
         return self.append_prepared(self.prepare(values, keys, type, timestamp), timeout, durable)
@@ -171,21 +171,21 @@ class Log(Handle, ABC):
         durable: bool = False,
         at: int | None = None,
     ) -> range:
-        """Append a record for each row under one lock, and return their sequences; in spools and kvj without a Python object for a row.
+        """Append a record for each row under one lock, and return their sequences; spools and kvj create no Python object for a row.
 
-        Columns: `value` (binary or string, no nulls); if present `key` (binary or string; null: no key), `type` (0..255) and `timestamp`
-        (a timestamp, or int64 in ns; null: now); in journals also `codec` (0..3, no nulls: of each value). Others are refused. codec: of
-        all values. at: of a journal, the sequence that the first row must get; in kvj it may be later than the next one, and OutOfRange is
-        raised if it can't. Needs the extra `arrow`. Durability and errors as `append_many`.
+        Columns: `value` (binary or string, no nulls); optionally `key` (binary or string; null: no key), `type` (0..255) and `timestamp` (a
+        timestamp, or int64 in ns; null: now); in journals also `codec` (0..3, no nulls: of each value). Others are refused. codec: of all
+        values. at: in a journal, the required sequence of the first row. In kvj it may be later than the next one; if it is impossible,
+        OutOfRange is raised. Needs the extra `arrow`. Durability and errors as `append_many`.
 
-        Validate data from elsewhere first (`batch.validate(full=True)`): wrong offsets would make it read memory that isn't the batch's.
+        Validate untrusted data first (`batch.validate(full=True)`): wrong offsets would make it read memory outside the batch.
         """
 
     @abstractmethod
     def prepare(
         self, values: Iterable[Any], keys: Iterable[bytes | str | None] | None = None, type: int = 0, timestamp: int | None = None
     ) -> Any:
-        """Return what `append_prepared` takes: encoded and checked, with every error that the values can cause raised here."""
+        """Encode and check a batch for `append_prepared`; raises every error that the values can cause."""
 
     @abstractmethod
     def append_prepared(self, batch: Any, timeout: float | None = None, durable: bool = False) -> range:
@@ -194,17 +194,17 @@ class Log(Handle, ABC):
     def writer(self, timeout: float | None = None) -> Writer:
         """Return a writer for many appends: `with log.writer() as w: w.append(value)`.
 
-        timeout: seconds to wait for the lock and for room (default: the handle's). Raises Closed, LogVanished; PermissionError for
-        readers without the right to write.
+        timeout: seconds to wait for the lock and for room (default: the handle's). Raises Closed, LogVanished; PermissionError if this
+        process may not write to the log.
         """
         return Writer(self, timeout)
 
     @abstractmethod
     def open_to_write(self) -> None:
-        """Open what appends need; raises the error that an append would raise."""
+        """Open the files that appends need; raises the error that an append would raise."""
 
     def producer(self, name: str) -> Producer:
-        """Return a producer: it appends numbered batches, each record of which is stored once despite any crash; see `kvspool.producers`.
+        """Return a producer, which appends numbered batches and stores each record once despite any crash; see `kvspool.producers`.
 
         Raises ValueError for an invalid name, Unsupported for journals other than kvj.
         """
@@ -212,63 +212,62 @@ class Log(Handle, ABC):
         return Producer(self._producing(), name)
 
     def producers(self) -> list[ProducerStats]:
-        """Return the figures of the log's producers, by name. Raises Closed."""
+        """Return the statistics of the log's producers, by name. Raises Closed."""
         self.check_open()
         return producers.listing(self._producing()) if "producers" in self.capabilities else []
 
     def forget_producers(self, names: Iterable[str], timeout: float | None = None) -> int:
-        """Let the log forget producers, whose records stay; returns how many it knew. Raises what `producer` does, LockTimeout, OSError."""
+        """Forget producers, whose records stay, and return how many the log knew. Raises the errors of `producer`, LockTimeout, OSError."""
         self.check_open()
         return producers.forget(self._producing(), names, timeout)
 
     def retire_producers(self, prefix: str, timeout: float | None = None) -> int:
-        """Let the log know that producers whose names begin so append nothing more; see `kvspool.producers.retire`."""
+        """Declare that producers with this prefix append nothing more; see `kvspool.producers.retire`."""
         self.check_open()
         return producers.retire(self._producing(), prefix, timeout)
 
     @abstractmethod
     def _producing(self) -> ProducerLog:
-        """Return the log as its producers see it. Raises Unsupported."""
+        """Return the log's interface for producers. Raises Unsupported."""
 
     @abstractmethod
     def sync(self, timeout: float | None = None) -> int:
-        """Put every appended record on disk, and return the sequence below which all of them are there.
+        """Flush every appended record to disk, and return the sequence below which all records are on disk.
 
-        The commits of readers are on disk then, too. Concurrent callers share one flush of the records. Appends go on meanwhile. Raises
-        Poisoned if the disk fails, or failed before: then no process can append; LockTimeout if another process's flush takes longer than
-        `timeout` seconds (default: the handle's); Closed.
+        The commits of readers are then on disk, too. Concurrent callers share one flush of the records. Appends continue meanwhile. Raises
+        Poisoned if the disk fails, or failed before: then no process can append. Raises LockTimeout if another process's flush takes longer
+        than `timeout` seconds (default: the handle's); Closed.
         """
 
     # Reading.
 
     @abstractmethod
     def _cursor_at(self, start: Start, *, bounded: bool = False, end: int | None = None, isolation: Isolation = "appended") -> Cursor:
-        """Return a cursor at `start`; bounded: up to the last record that is there now. end: up to this sequence."""
+        """Return a cursor at `start`; bounded: it ends at the present end of the log. end: up to this sequence."""
 
     @abstractmethod
     def extent(self, isolation: Isolation = "appended") -> tuple[int, int]:
         """Return the sequences of the oldest record and of the next one to be appended.
 
-        With the isolation "synced" the second one is where the records on disk end; never before the first one.
+        With the isolation "synced" the second one is the end of the records on disk, but never before the first one.
         """
 
     def read(
         self, start: Start = "earliest", *, limit: int | None = None, on_gap: OnGap = "raise", isolation: Isolation = "appended"
     ) -> Iteration[Any]:
-        """Iterate over the records that are there now, from `start` on.
+        """Iterate over the present records, from `start` on.
 
-        start: "earliest", "latest", a sequence, or an aware datetime (the first record at or after it). limit: at most so many records.
-        on_gap: for records that were lost before they could be read: "raise" (GapError; the next call goes on after them), "yield" (the
-        Gap in their place), "skip". isolation: "appended" for all, "synced" for only those on disk, which a crash of the machine can't
-        take; "latest" is after the last of these then. Raises OutOfRange, Unsupported for a time where records have none, Closed,
-        Corruption, Truncated.
+        start: "earliest", "latest", a sequence, or an aware datetime (the first record at or after it). limit: maximum number of records.
+        on_gap: for lost records: "raise" (GapError; the next call continues after them), "yield" (returns a Gap), "skip". isolation:
+        "appended" for all records, "synced" for only those on disk, which a crash of the machine can't remove; "latest" is then after the
+        last of these. Raises OutOfRange, Unsupported for a time if records have none, Closed, Corruption, Truncated.
         """
         return self._iterations.add(self._cursor_at(start, bounded=True, isolation=isolation).reading(Record, limit, on_gap))
 
     def read_values(
         self, start: Start = "earliest", *, limit: int | None = None, on_gap: OnGap = "raise", isolation: Isolation = "appended"
     ) -> Iteration[Any]:
-        """Iterate over the stored bytes of the values alone; see `read`. The fastest way to Python objects."""
+        """Iterate over the stored bytes of the values only; see `read`. The fastest way to Python objects."""
         return self._iterations.add(self._cursor_at(start, bounded=True, isolation=isolation).reading(None, limit, on_gap))
 
     def follow(
@@ -283,9 +282,9 @@ class Log(Handle, ABC):
     ) -> Iteration[Any]:
         """Iterate over the records from `start` on, and wait for more; see `read`.
 
-        Ends quietly after `timeout` seconds without a record; None: never. spin: seconds to look for more before it sleeps: that takes a
-        core, and saves the time to wake up where records come close together. Raises LogVanished if the log is deleted meanwhile, Closed
-        as soon as any thread closes the log.
+        Ends after `timeout` seconds without a record; None: never. spin: seconds to poll before sleeping. Polling uses a whole core, but
+        saves the wake-up time if records follow each other closely. Raises LogVanished if the log is deleted meanwhile, Closed as soon as
+        any thread closes the log.
         """
         return self._iterations.add(self._cursor_at(start, isolation=isolation).following(limit, on_gap, timeout, spin))
 
@@ -298,7 +297,7 @@ class Log(Handle, ABC):
         on_gap: OnGap = "raise",
         isolation: Isolation = "appended",
     ) -> AsyncFollowing[Any]:
-        """Iterate with `async for` over the records from `start` on, and wait for more while the event loop does other work; see `follow`.
+        """Iterate with `async for` over the records from `start` on, and wait for more in the event loop; see `follow`.
 
         All followed logs of a loop share one inotify descriptor. A cancelled wait loses no record, and leaves nothing open.
         """
@@ -309,16 +308,16 @@ class Log(Handle, ABC):
 
     @abstractmethod
     def _following_async(self, reading: Any, timeout: float | None) -> AsyncFollowing[Any]:
-        """Return an iteration that waits in an event loop for more than a reading has; it is made of the reading."""
+        """Return an iteration of a reading that waits for more in an event loop."""
 
     def read_arrow(
         self, start: Start = "earliest", *, limit: int | None = None, on_gap: OnGap = "raise", isolation: Isolation = "appended"
     ) -> pyarrow.Table:
-        """Return the records that are there now as a `pyarrow.Table`; of spools and kvj without a Python object for a row.
+        """Return the present records as a `pyarrow.Table`; spools and kvj create no Python object for a row.
 
         Columns: sequence (int64), timestamp (ns, UTC), type (int32), key (binary, null: none), value (binary). Gaps: "skip", or GapError
-        with "raise"; a table has no room for "yield". Raises what `read` does, and OutOfRange for sequences from 2^63 on. Every error has
-        the records before it as `partial`, a table; go on after a GapError with `start=error.gap.last + 1`. Needs the extra `arrow`.
+        with "raise"; a table can't hold "yield". Raises the errors of `read`, and OutOfRange for sequences from 2^63 on. Every error has
+        the records before it as `partial`, a table; after a GapError, continue with `start=error.gap.last + 1`. Needs the extra `arrow`.
         """
         from kvspool import arrow
 
@@ -338,16 +337,16 @@ class Log(Handle, ABC):
         return found
 
     def last(self, count: int = 1) -> list[Record]:
-        """Return the last `count` records, in order; fewer if there are no more. Lost ones are left out. Raises Closed, ValueError."""
+        """Return the last `count` records, in order; fewer if the log has fewer. Lost ones are omitted. Raises Closed, ValueError."""
         if count < 0:
-            raise ValueError(f"a number of records is not negative: {count}")
+            raise ValueError(f"the number of records must not be negative, and is {count}")
         for _ in range(TRIES - 1):
             with suppress(OutOfRange, Truncated):  # the records were taken back meanwhile, by a rewind
                 return self._newest(min(count, sys.maxsize))
         return self._newest(min(count, sys.maxsize))
 
     def _newest(self, count: int) -> list[Record]:
-        """Return the last records that are there now: out of ever more sequences, since some of them may have no record."""
+        """Return the last records of the log: it reads more and more sequences, since some of them may have no record."""
         first, end = self.extent()
         begin = max(first, end - count)
         found = deque(self.read(begin, on_gap="skip") if count else (), count)  # no more of them, if others append meanwhile
@@ -359,11 +358,11 @@ class Log(Handle, ABC):
 
     @contextmanager
     def view(self, sequence: int) -> Iterator[memoryview]:
-        """Look at the stored bytes of a record's value inside the `with` block; the memory is released with it.
+        """Return a context manager with a view of the stored bytes of a record's value; the memory is released at its end.
 
-        In a spool they are looked at where they lie, without a copy, and a writer that would overwrite them waits up to its timeout, then
-        raises Pinned, with the policy "raise" at once. Make no slices that live longer. Raises what `get` does; of a spool,
-        PermissionError for readers without the right to write.
+        In a spool the view is in the ring, without a copy. A writer that would overwrite it waits up to its timeout, then raises Pinned;
+        with the policy "raise" at once. Don't keep slices after the block. Raises the errors of `get`; in a spool, PermissionError if this
+        process may not write to the log.
         """
         with memoryview(self.get(sequence).value) as value:
             yield value
@@ -372,7 +371,7 @@ class Log(Handle, ABC):
         return self.read()
 
     def __len__(self) -> int:
-        """Return how many records are there now, as far as their sequences tell: at most so many if some were left out, or are lost."""
+        """Return the present number of records, according to their sequences: an upper bound if some were skipped or are lost."""
         first, end = self.extent()
         return min(end - first, sys.maxsize)
 
@@ -383,43 +382,44 @@ class Log(Handle, ABC):
 
     @abstractmethod
     def reader(self, name: str, start: Start = "earliest", *, isolation: Isolation = "appended") -> Reader:
-        """Open the durable reader `name`: it keeps its place in the log, goes on there next time, and is open only once.
+        """Open the durable reader `name`: its position is stored in the log, and it is open only once at a time.
 
         name: in a spool, 1 to 64 bytes of UTF-8 without control characters; in a journal, a file's name. start: where a new reader begins,
-        as in `read`; one that exists goes on after its last `commit`. isolation: as in `read`. Raises ReaderBusy while it is open
-        elsewhere, TooManyReaders, Corruption (its place is damaged), OutOfRange, ValueError, LockTimeout; PermissionError for readers
-        without the right to write: `read` and `follow` work there too.
+        as in `read`; an existing one continues after its last `commit`. isolation: as in `read`. Raises ReaderBusy while it is open
+        elsewhere, TooManyReaders, Corruption (its position is damaged), OutOfRange, ValueError, LockTimeout. Raises PermissionError if this
+        process may not write to the log; `read` and `follow` still work.
         """
 
     @abstractmethod
     def readers(self) -> list[ReaderStats]:
-        """Return what is known of each durable reader: name, place, lag, whether it is open."""
+        """Return the state of each durable reader: name, position, lag, whether it is open."""
 
     @abstractmethod
     def delete_reader(self, name: str | int) -> None:
-        """Forget a durable reader; a new one of the same name starts afresh. A damaged one of a spool can be named by its slot's number.
+        """Delete a durable reader; a new one of the same name has no stored position. A damaged one of a spool can be named by its slot
+        number.
 
-        Raises NoSuchReader, ReaderBusy while it is open; PermissionError for readers without the right to write.
+        Raises NoSuchReader, ReaderBusy while it is open; PermissionError if this process may not write to the log.
         """
 
-    # Looking after it.
+    # Maintenance.
 
     @abstractmethod
     def stats(self) -> SpoolStats | JournalStats:
-        """Return what the log holds at this moment."""
+        """Return statistics of the log at this moment."""
 
     @abstractmethod
     def verify(self, progress: Progress | None = None) -> VerifyReport | JournalVerifyReport:
-        """Check every record that is there now while others append and read, and the files around them. Changes nothing.
+        """Check all present records and the log's files, while others append and read. Changes nothing.
 
-        progress: called as `progress(done, all)` now and then, with bytes. Raises LogNotFound, Closed, or the system's OSError.
+        progress: called as `progress(done, all)` from time to time, with bytes. Raises LogNotFound, Closed, or the system's OSError.
         """
 
     @abstractmethod
     def repair(self, timeout: float | None = None) -> RepairReport | JournalRepairReport:
-        """Put the log in order, and let one whose flush failed take records again. All of it is on disk when the call returns.
+        """Repair the log, and let it take records again after a failed flush. All of it is on disk when the call returns.
 
-        timeout: seconds to wait for each lock. Writers wait meanwhile, readers go on. Raises LockTimeout, Poisoned if the disk still
+        timeout: seconds to wait for each lock. Writers wait meanwhile, readers continue. Raises LockTimeout, Poisoned if the disk still
         fails, Corruption, Closed, or the system's OSError. See `kvspool.spool.repair` and `kvspool.journal.repair`.
         """
 
@@ -434,17 +434,17 @@ class Log(Handle, ABC):
         most: int | None = None,
         elsewhere: Callable[[], Mapping[str, int]] = dict,
     ) -> TrimReport:
-        """Remove the oldest segments, whole, that no rule keeps; never the last one. On disk when it returns.
+        """Remove the oldest whole segments that no rule keeps; never the last one. On disk when it returns.
 
-        retention: the rules; None: the journal's own. before: segments wholly before this sequence go as well. force: remove also
-        records that a durable reader has yet to read, and it gets a Gap; the floor, also the journal's own one, holds all the same.
-        dry_run: only report. Others append and read meanwhile. most: segments that go at once.
+        retention: the rules; None: the journal's own. before: also remove segments wholly before this sequence. force: also remove records
+        that a durable reader has yet to read; it gets a Gap. The floor, also the journal's own one, holds in any case. dry_run: only
+        report. Others append and read meanwhile. most: maximum number of segments to remove at once.
 
-        elsewhere: returns the places, by name, of durable readers that the journal doesn't know of (a hub root's): they hold segments back
-        as its own ones do; -1 holds back everything, and isn't left behind. It is asked again while the append lock is held.
+        elsewhere: returns the positions, by name, of durable readers that the journal doesn't know (of a hub root). They keep segments as
+        its own readers do; -1 keeps everything, and is never overtaken. It is called again while the append lock is held.
 
-        Raises Unsupported for a spool; ValueError without any rule, OutOfRange, LockTimeout, Poisoned, Closed, or the system's OSError:
-        segments removed before it stay removed.
+        Raises Unsupported for a spool; ValueError without any rule, OutOfRange, LockTimeout, Poisoned, Closed, or the system's OSError.
+        Segments removed before the error stay removed.
         """
         self._refuse("trim")
 
@@ -458,7 +458,7 @@ class Log(Handle, ABC):
         self._refuse("trim")
 
     def resize(self, capacity: int | str, *, timeout: float | None = None, progress: Callable[[int, int], None] | None = None) -> Resized:
-        """Give a spool a ring of another size while others append and read; see `kvspool.resize`. Raises Unsupported for a journal."""
+        """Change the size of a spool's ring while others append and read; see `kvspool.resize`. Raises Unsupported for a journal."""
         self._refuse("resize")
 
     def archive(
@@ -471,14 +471,14 @@ class Log(Handle, ABC):
         progress: Callable[[int, int], None] | None = None,
         timeout: float | None = None,
     ) -> ArchiveReport:
-        """Compress sealed segments in place, which stay readable as they were; never the last one. On disk when it returns.
+        """Compress sealed segments in place; they stay readable. Never the last one. On disk when it returns.
 
-        before: only segments whose records all come before this sequence. older_than: only those that nothing was written to for so many
-        seconds. level: of zstd, 1 to 22. dry_run: only report. progress: called as `progress(done, all)` now and then, with bytes.
-        timeout: seconds to wait for each lock. Others append and read meanwhile; there must be room for one segment's archive.
+        before: only segments wholly before this sequence. older_than: only segments without a write for this many seconds. level: of zstd,
+        1 to 22. dry_run: only report. progress: called as `progress(done, all)` from time to time, with bytes. timeout: seconds to wait for
+        each lock. Others append and read meanwhile. The disk needs space for the archive of one segment.
 
         Raises Unsupported for a kind other than kvj, MissingExtra (install `kvspool[archive]`), LockTimeout, Poisoned, Corruption if an
-        archive can't be read back, Closed, TooLarge, or the system's OSError: segments done before it stay done.
+        archive can't be read back, Closed, TooLarge, or the system's OSError. Segments archived before the error stay archived.
         """
         self._refuse("archive")
 
@@ -491,9 +491,9 @@ class Log(Handle, ABC):
         progress: Callable[[int, int], None] | None = None,
         timeout: float | None = None,
     ) -> ArchiveReport:
-        """Restore archived segments, byte for byte, and remove the archives; see `archive`.
+        """Restore archived segments byte for byte, and remove the archives; see `archive`.
 
-        Raises Corruption for a damaged archive, which stays as it is; it names the block.
+        Raises Corruption for a damaged archive, which is not changed; the message names the block.
         """
         self._refuse("archive")
 
@@ -507,17 +507,17 @@ class Log(Handle, ABC):
         on_gap: OnGap = "raise",
         progress: ExportProgress | None = None,
     ) -> Exported:
-        """Write the records that are there now to a binary file; see `kvspool.export`."""
+        """Write the present records to a binary file; see `kvspool.export`."""
         from kvspool.transfer import exchange
 
         return exchange.export(self, file, format, start=start, end=end, on_gap=on_gap, progress=progress)
 
     @abstractmethod
     def close(self) -> None:
-        """Release locks, files and memory. Every later call raises Closed; so do iterations, waiting ones in other threads at once.
+        """Release locks, files and memory. Every later call raises Closed, and so do iterations, waiting ones in other threads at once.
 
-        At the level "memory" appended records don't need it. At "os" and "disk" it flushes; if that fails it raises what `sync` does, and
-        the handle is closed all the same. Raises Reentered, and closes nothing, in a signal handler during an append.
+        At the level "memory" this does not affect appended records. At "os" and "disk" it flushes. If that fails it raises the errors of
+        `sync`, and the handle is closed nevertheless. In a signal handler during an append it raises Reentered, and closes nothing.
         """
 
     def __enter__(self) -> Self:

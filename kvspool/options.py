@@ -1,4 +1,4 @@
-"""The options that the verbs of every log share: where a read starts, what it sees, and what becomes of lost records."""
+"""The options that the verbs of every log share: the start of a read, its isolation, and its treatment of lost records."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from datetime import datetime
 from typing import Literal
 
 Start = int | str | datetime
-"""Where a read starts: "earliest", "latest", a sequence, or an aware datetime (the first record at or after it)."""
+"""The start of a read: "earliest", "latest", a sequence, or an aware datetime (the first record at or after it)."""
 
 OnGap = Literal["raise", "yield", "skip"]
-"""What a read does about lost records: raise GapError, hand out the Gap in their place, or only count them."""
+"""The treatment of lost records: raise GapError, return the Gap, or only count them."""
 
 Isolation = Literal["appended", "synced"]
-"""What a read sees: every appended record, or only those on disk."""
+"""The records that a read sees: every appended one, or only those on disk."""
 
 Durability = Literal["memory", "os", "disk"]
-DURABILITIES: tuple[Durability, ...] = ("memory", "os", "disk")  # when an append is on disk; the number is the place here
+DURABILITIES: tuple[Durability, ...] = ("memory", "os", "disk")  # when an append is on disk; the number is the index here
 
 Progress = Callable[[int, int], object]
 """What a long verb tells of itself: called with what is done, and with all."""
 
-TIMEOUT = 10.0  # seconds that a writer waits for the lock before it says who holds it
+TIMEOUT = 10.0  # seconds that a writer waits for the lock before LockTimeout names its holder
 
 
 def check_isolation(isolation: Isolation) -> Isolation:

@@ -1,22 +1,22 @@
-"""Producers: who appends numbered batches, and may append each as often as it likes, since every record of it is stored once.
+"""Producers: writers of numbered batches, which may append each batch any number of times, since each of its records is stored once.
 
     producer = log.producer("orders/3")
     producer.append_many(values, keys=keys, batch=7)    # Stored(first=1200, records=500, repeated=False)
     producer.append_many(values, keys=keys, batch=7)    # the same, repeated=True: nothing was appended
 
-A producer is a name. The log remembers for each one the last batch, and how much of it is there, in its file `producers`; see `ledger`.
-Whoever makes the batches keeps what they are made of until the log has them, and after a crash makes the last one again: from the offsets
-of its source, say. The numbers go up; what lies between two doesn't matter.
+A producer is a name. For each one, the log stores the number of the last batch and how much of it is stored, in its file `producers`; see
+`ledger`. The program that makes the batches keeps their source until the log has them. After a crash it makes the last one again, for
+example from the offsets of its source. Batch numbers must increase, but need not be consecutive.
 
-**What a kill leaves.** A process that dies in the midst of a batch has appended the first k of its records. Whoever appends next to the
-log notes k, before anything else. When the batch comes again, these k are read back, and the others are appended: in whatever order they
-come. Records count as the same if key, value, type and codec are; times don't matter.
+**Crashes.** A process that is killed during a batch has appended the first k of its records. The next process that appends to the log notes
+k before anything else. When the batch is sent again, these k are read back, and the others are appended, in any order. Records are the same
+if key, value, type and codec are; times don't matter.
 
-**What the batch must be.** The same records each time. If one that is stored is not among them: BatchChanged; see `changed`.
+**Same records.** A batch must have the same records each time. If a stored one is missing: BatchChanged; see `changed`.
 
-**Durability.** As that of the appends. `durable=True`, or a log of the level "disk": the promise holds over the death of the machine; the
-account is flushed before the records are published, while the append lock is held. Otherwise a crash of the machine may take records of the
-last batch, as of every append. Then they are not taken to be there, and come with the batch when it is appended again.
+**Durability.** As for the appends. With `durable=True`, or in a log of the level "disk", the guarantee survives a crash of the machine: the
+account is flushed before the records are published, while the append lock is held. Otherwise a crash of the machine may remove records of
+the last batch, as of every append. They then count as not stored, and are appended when the batch is sent again.
 """
 
 from __future__ import annotations
@@ -46,12 +46,15 @@ if TYPE_CHECKING:
 LARGEST_NAME = 1024  # bytes
 MOST_BATCH = (1 << 63) - 1
 Changed = Literal["raise", "append"]
-Pieces = list[tuple["Columns", "memoryview | None"]]  # record batches, and the numbers (int32) of the rows that are meant; None: all
+Pieces = list[tuple["Columns", "memoryview | None"]]  # record batches, and the numbers (int32) of the selected rows; None: all
 
 
 class Stored(NamedTuple):
-    """What `append_many` and `append_arrow` of a producer return. first: sequence of the first record, None if it isn't known any more, or
-    there is none. records: of the batch. repeated: whether all were there already, so that nothing was appended."""
+    """The result of `append_many` and `append_arrow` of a producer.
+
+    first: sequence of the first record; None if it is no longer known, or there is none. records: of the batch. repeated: whether all were
+    stored already, so that nothing was appended.
+    """
 
     first: int | None
     records: int
@@ -59,8 +62,11 @@ class Stored(NamedTuple):
 
 
 class ProducerStats(msgspec.Struct, frozen=True):
-    """What a log remembers of a producer. name: the beginning of it. batch: the last one that was begun, of `rows` records; `stored` of
-    them are there at least. last: the last batch that is there in full, None if none is known to be. updated: ns since the Unix epoch."""
+    """The state that a log stores for a producer.
+
+    name: the beginning of it. batch: the last one that was begun, of `rows` records; at least `stored` of them are stored. last: the last
+    batch that is stored in full, None if none is known. updated: ns since the Unix epoch.
+    """
 
     name: str
     batch: int
@@ -71,7 +77,7 @@ class ProducerStats(msgspec.Struct, frozen=True):
 
 
 class Place(Protocol):
-    """The end of a log, for who holds its append lock: where a ledger lies, and the word `pending`."""
+    """The end of a log, for the holder of its append lock: the location of a ledger, and the word `pending`."""
 
     @property
     def directory(self) -> Path: ...
@@ -81,14 +87,14 @@ class Place(Protocol):
 
     @property
     def mode(self) -> int:
-        """Return the permission bits of a ledger that is made there."""
+        """Return the permission bits for a new ledger."""
 
     def set_pending(self, number: int) -> None:
         """Store the word: number + 1 of an account, or 0."""
 
 
 class Rows(Protocol):
-    """Records to be appended, of whatever kind the log takes."""
+    """Records to append, of any kind that the log takes."""
 
     count: int
 
@@ -100,17 +106,17 @@ class Rows(Protocol):
 
 
 class ProducerLog(Protocol):
-    """What a producer needs of a log."""
+    """The interface of a log that a producer needs."""
 
     path: Path
-    timeout: float  # seconds, where a caller gives none
+    timeout: float  # seconds, if the caller gives none
 
     @property
     def is_durable(self) -> bool:
         """Return whether every append is to be on disk when it returns."""
 
     def sync(self, timeout: float | None) -> None:
-        """Put all that was appended on disk."""
+        """Flush all appended records to disk."""
 
     def prepared_rows(self, values: Iterable[Any], keys: Iterable[bytes | str | None] | None, type: int, timestamp: int | None) -> Rows: ...
 
@@ -120,44 +126,46 @@ class ProducerLog(Protocol):
         """Append rows under one hold of the append lock, inside `booking.kept`."""
 
     def change(self, change: Callable[[Place, int], int], timeout: float | None = None) -> int:
-        """Return what `change` returns, which gets the log's end and its next sequence under the append lock: what a killed process has
-        left is settled by then."""
+        """Return the result of `change`, which is called with the log's end and its next sequence under the append lock, after the
+        leftovers of a killed process were resolved.
+        """
 
     def ledger(self) -> Ledger | None:
-        """Return the open ledger, to be read."""
+        """Return the ledger, open for reading."""
 
     def columns(self, batch: Any, codec: int) -> Columns:
-        """Lay a record batch out for this log."""
+        """Convert a record batch to the columns of this log."""
 
     def stored_records(self, first: int, count: int) -> Iterator[Any]:
-        """Yield those of `count` records from `first` on that are still there."""
+        """Yield those of `count` records from `first` on that are still stored."""
 
 
 class Producer(Handle):
-    """One producer of a log; get it from `log.producer(name)`. As many processes as like may have the same one: a batch is stored once."""
+    """One producer of a log; get it from `log.producer(name)`. Any number of processes may use the same one: a batch is stored once."""
 
     def __init__(self, log: ProducerLog, name: str) -> None:
-        """Raises ValueError for a name that is none."""
+        """Raises ValueError for an invalid name."""
         if not 0 < len(name.encode()) <= LARGEST_NAME:
             raise ValueError(f"the name of a producer has 1 to {LARGEST_NAME} bytes of UTF-8")
         self.name = name
-        self.keep = 0  # hours, up to 65535, for which a new account is kept behind its last batch, where room is short; 0: seven days
+        self.keep = 0  # hours, up to 65535, to keep a new account after its last batch when room is short; 0: seven days
         self._log = log
         self._id = producer_id(name)
         self._hint = -1
 
     @property
     def next(self) -> int:
-        """Return the number of the batch to go on with: the last one that was begun if it isn't there in full, else the one behind it; 0
-        for a new producer. Raises what `last` does."""
+        """Return the number of the batch to continue with: the last begun one if it isn't stored in full, else the next one; 0 for a new
+        producer. Raises the errors of `last`.
+        """
         account = self._look(None)
         return 0 if account is None else account.batch + int(account.is_done)
 
     @property
     def last(self) -> int | None:
-        """Return the number of the last batch that is there in full; None if there is none, or a crash of the machine took some of it.
+        """Return the number of the last batch that is stored in full; None if there is none, or a crash of the machine took some of it.
 
-        Raises the system's OSError, Corruption, Closed; LockTimeout where a batch is under way in another process.
+        Raises the system's OSError, Corruption, Closed; LockTimeout while another process appends a batch.
         """
         account = self._look(None)
         return None if account is None or not account.done else account.done - 1
@@ -174,16 +182,16 @@ class Producer(Handle):
         durable: bool = False,
         changed: Changed = "raise",
     ) -> Stored:
-        """Append the records of a batch that are not there yet, under one lock; each is there once when this returns, however often it is
-        called, and by whom.
+        """Append the missing records of a batch under one lock; when this returns each is stored once, however often and by whichever
+        process it was called.
 
-        values, keys, type, timestamp, timeout, durable: as for the log's `append_many`. batch: 0..2**63-1; one that is not above the last
-        one that is there in full is not looked at. A larger one may begin where an earlier one is not there in full: what is missing of
-        that one is then up to the caller, and logged. changed: what becomes of a batch that has come before and is another one now:
-        "raise" if it is there in part, or "append" all that isn't there yet, also to the last one that is there in full.
+        values, keys, type, timestamp, timeout, durable: as for the log's `append_many`. batch: 0..2**63-1; a number not above the last
+        fully stored one is not checked. A larger one may begin while an earlier batch is incomplete: the missing records of that one are
+        then up to the caller, and logged. changed: for a batch that is repeated with other records: "raise" if it is stored in part, or
+        "append" all that isn't stored yet, also to the last fully stored one.
 
-        Raises what `append_many` of the log does: what of the batch was appended before is accounted for, append it again. And
-        BatchChanged, BatchOutOfOrder, TooManyPieces, TooManyProducers.
+        Raises the errors of the log's `append_many`. Records of the batch that were appended before the error are accounted for; append the
+        batch again. Also raises BatchChanged, BatchOutOfOrder, TooManyPieces, TooManyProducers.
         """
         self._check(batch, changed)
         if (done := self._answer(self._look(timeout), batch, timeout, durable, changed)) is not None:
@@ -200,7 +208,7 @@ class Producer(Handle):
         durable: bool = False,
         changed: Changed = "raise",
     ) -> Stored:
-        """As `append_many`, a record for each row; columns and `codec` as for the log's `append_arrow`."""
+        """Append a record for each row, as `append_many` does; columns and `codec` as for the log's `append_arrow`."""
         from kvspool.engine import columns
 
         self._check(batch, changed)
@@ -214,14 +222,14 @@ class Producer(Handle):
         self, pieces: Pieces, *, batch: int, codec: int = Codec.RAW, timeout: float | None = None, durable: bool = False,
         changed: Changed = "raise",
     ) -> Stored:  # fmt: skip
-        """As `append_arrow`, some rows of each of several batches, which are laid out already."""
+        """Append some rows of each of several converted batches, as `append_arrow` does."""
         self._check(batch, changed)
         if (done := self._answer(self._look(timeout), batch, timeout, durable, changed)) is not None:
             return done
         return self._append(self._log.column_rows(pieces, codec), batch, timeout, durable, changed)
 
     def forget(self, timeout: float | None = None) -> None:
-        """Let the log forget this producer; its records stay. Raises LockTimeout, the system's OSError."""
+        """Delete the log's account of this producer; its records stay. Raises LockTimeout, the system's OSError."""
         forget(self._log, [self.name], timeout)
 
     def __repr__(self) -> str:
@@ -234,7 +242,7 @@ class Producer(Handle):
             raise ValueError(f'changed is "raise" or "append", not {changed!r}')
 
     def _look(self, timeout: float | None) -> Account | None:
-        """Return our account, at rest: what a killed process has left is settled."""
+        """Return our account after the leftovers of a killed process were resolved."""
         account = self._find()
         if account is None or account.state == AT_REST:
             return account
@@ -242,7 +250,9 @@ class Producer(Handle):
         return self._find()
 
     def _settle_ours(self, place: Place, next_sequence: int) -> int:
-        """Under the append lock: settle our account if nobody else has to: the word that named it is gone, with a lock file, say."""
+        """Under the append lock: resolve our account if no other process has to, since the word that named it is lost, for example with a
+        lock file.
+        """
         with Ledger.make(place.directory, place.log_id, place.mode) as ledger:
             found = ledger.find(self._id)
             if found is not None and found[1].state == UNDER_WAY:
@@ -259,12 +269,12 @@ class Producer(Handle):
         return None if found is None else found[1]
 
     def _answer(self, account: Account | None, batch: int, timeout: float | None, durable: bool, changed: Changed) -> Stored | None:
-        """Return what there is to say of a batch of which nothing is to be appended, whatever its rows are; None otherwise."""
+        """Return the result for a batch of which nothing is to be appended, whatever its rows are; None otherwise."""
         done = self._there(account, batch, changed)
         return None if done is None else self._repeated(done, timeout, durable)
 
     def _repeated(self, done: Stored, timeout: float | None, durable: bool) -> Stored:
-        """Return `done`. Who appended it may have died before it was on disk, so a durable one is flushed."""
+        """Return `done`. The process that appended it may have crashed before it was on disk, so a durable one is flushed."""
         if durable or self._log.is_durable:
             self._log.sync(timeout)
         return done
@@ -278,7 +288,7 @@ class Producer(Handle):
             return Stored(None, 0, True)
         if batch < account.batch:
             raise BatchOutOfOrder(
-                f"{self._log.path}: producer {self.name!r} has begun batch {account.batch}; batch {batch} is not known to be there in full"
+                f"{self._log.path}: producer {self.name!r} has begun batch {account.batch}; batch {batch} is not known to be stored in full"
             )
         return None
 
@@ -316,7 +326,7 @@ class Producer(Handle):
             timeout = max(0.0, deadline - system.port.monotonic())
 
     def _left(self, rows: Rows, account: Account, changed: Changed) -> Rows:
-        """Return the rows of a batch that are not there yet, of one that is there in part, or as it was."""
+        """Return the rows of a batch that are not stored yet, if it is stored in part or has changed."""
         there: Counter[Any] = Counter()
         for first, count in account.runs:
             there.update((one.key, one.value, one.type, one.codec) for one in self._log.stored_records(first, count))
@@ -331,19 +341,19 @@ class Producer(Handle):
             if changed == "raise":
                 raise BatchChanged(
                     f"[KVSPOOL_BATCH_CHANGED] {self._log.path}: {account.stored} records of batch {account.batch} of producer "
-                    f"{self.name!r} are there, and {others} of them are not in the batch as it comes now; nothing more was written. What "
-                    "makes the batches must make the same ones again"
+                    f"{self.name!r} are stored, and {others} of them are not in the repeated batch; nothing more was written. The program "
+                    "must repeat its batches with the same records"
                 )
-            words = "batch %d of producer %s has changed: %d records of it stay that are not in it any more"
+            words = "batch %d of producer %s has changed: %d of its stored records are no longer in it"
             logger.warn(words, account.batch, self.name, others)
         if rows.count != account.rows and changed == "raise":
             raise BatchChanged(
                 f"[KVSPOOL_BATCH_CHANGED] {self._log.path}: batch {account.batch} of producer {self.name!r} had {account.rows} records, "
-                f"of which {account.stored} are there, and now it has {rows.count}; nothing more was written. What makes the batches "
-                "must make the same ones again"
+                f"of which {account.stored} are stored, and now it has {rows.count}; nothing more was written. The program must repeat its "
+                "batches with the same records"
             )
         if gone:
-            # Nobody can say which ones they were; in the same order they were the first ones.
+            # Which ones they were is unknown; in the same order they were the first ones.
             logger.warn(
                 "batch %d of producer %s: %d records that were appended before were overwritten since; as many are left out now",
                 account.batch, self.name, gone,
@@ -352,17 +362,21 @@ class Producer(Handle):
 
 
 def _all_of(account: Account) -> Stored:
-    """Return what is said of a batch that is there in full."""
+    """Return the result for a batch that is stored in full."""
     return Stored(account.runs[0][0] if account.pieces else None, account.rows, True)
 
 
 class Booking:
-    """One attempt to append a batch: what stands in the ledger while it is under way. `stored`: what came of it; None: the batch has to be
-    looked at again, since another process was quicker, or only the records `appended` are stored, and accounted for."""
+    """One attempt to append a batch: its entry in the ledger meanwhile.
+
+    `stored`: the result. None: the batch has to be checked again, since another process was faster, or only the records `appended` are
+    stored, and accounted for.
+    """
 
     def __init__(self, id: bytes, seen: Account | None, account: Account, count: int, durable: bool) -> None:
-        """seen: the account that it relies on. account: the same, with what is there of this batch. count: records that are still to be
-        appended."""
+        """seen: the account on which it relies. account: the same, including the stored records of this batch. count: records still to
+        append.
+        """
         self._id = id
         self._seen = seen
         self._account = account
@@ -375,8 +389,8 @@ class Booking:
     def kept(self, first: int, place: Place) -> Iterator[bool]:
         """Under the append lock: account for records from sequence `first` on, which are published inside the `with` block.
 
-        It gets False if nothing may be appended. What happens if the process dies inside, or an exception leaves it, is the same: the
-        next one who takes the lock finds the word `pending`, and settles.
+        It gets False if nothing may be appended. A crash of the process inside the block and an exception have the same effect: the next
+        owner of the lock finds the word `pending`, and resolves the account.
         """
         with Ledger.make(place.directory, place.log_id, place.mode) as ledger:
             found = ledger.find(self._id)
@@ -401,9 +415,9 @@ class Booking:
 
 
 class ColumnPieces:
-    """Rows of record batches, for a log that takes columns. `put` and `end` are for a spool: see `kvspool.spool.appending.Batch`."""
+    """Rows of record batches, for a log that takes columns. A spool uses `put` and `end`: see `kvspool.spool.appending.Batch`."""
 
-    packed = None  # no value names keys of the log's table
+    packed = None  # no value refers to the log's key table
 
     def __init__(self, pieces: Pieces, codec: int) -> None:
         self.pieces = pieces
@@ -450,7 +464,7 @@ def producer_id(name: str) -> bytes:
 
 
 def listing(log: ProducerLog) -> list[ProducerStats]:
-    """Return what the log remembers of its producers, by name."""
+    """Return the statistics of a log's producers, by name."""
     ledger = log.ledger()
     if ledger is None:
         return []
@@ -461,12 +475,12 @@ def listing(log: ProducerLog) -> list[ProducerStats]:
 
 
 def _known(account: Account) -> int:
-    """Return how many records of a batch are there for sure."""
+    """Return how many records of a batch are certainly stored."""
     return account.stored if account.state == AT_REST else sum(count for _, count in account.runs[:-1])
 
 
 def forget(log: ProducerLog, names: Iterable[str], timeout: float | None = None) -> int:
-    """Let a log forget producers; returns how many it knew. Raises LockTimeout, or the system's OSError."""
+    """Delete a log's accounts of producers, and return how many it knew. Raises LockTimeout, or the system's OSError."""
     ledger = log.ledger()
     if ledger is None:
         return 0
@@ -486,8 +500,8 @@ def forget(log: ProducerLog, names: Iterable[str], timeout: float | None = None)
 
 
 def retire(log: ProducerLog, prefix: str, timeout: float | None = None) -> int:
-    """Let a log know that the producers whose names begin with `prefix`, of at most 44 bytes, append nothing more: other ones may have
-    their accounts, an hour later, or where there is no other room. Returns how many they are. Raises LockTimeout, or the system's OSError.
+    """Declare that the producers whose names begin with `prefix`, of at most 44 bytes, append nothing more. Their accounts may be reused
+    after an hour, or when there is no other room. Returns their number. Raises LockTimeout, or the system's OSError.
     """
     start = prefix.encode()
     ledger = log.ledger()
@@ -495,7 +509,7 @@ def retire(log: ProducerLog, prefix: str, timeout: float | None = None) -> int:
         return 0
     with ledger:
         if next(ledger.named(start), None) is None:
-            return 0  # nobody waits for a lock that isn't needed
+            return 0  # don't wait for a lock that isn't needed
 
     def change(place: Place, _: int) -> int:
         with Ledger.make(place.directory, place.log_id, place.mode) as ledger:

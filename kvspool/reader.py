@@ -1,10 +1,10 @@
-"""A durable reader: a name, and a place in a log that outlives the process.
+"""A durable reader: a name and a position in a log that outlive the process.
 
-A reader is open in one place at a time. Its place moves with each record and Gap that is handed out; `commit` stores it. A reader whose
-process dies goes on after its last commit: later records come again, none is passed over.
+A reader is open only once at a time. Its position moves with each record and Gap that it returns; `commit` stores it. After a crash of its
+process, a reader continues after its last commit: later records are read again, none is skipped.
 
 **Durability.** In a journal, and for the readers of a hub, a commit is on disk when it returns. In a spool it survives a crash of the
-process; a crash of the machine may take it back to an earlier commit, unless the log was synced since.
+process; a crash of the machine may restore an earlier commit, unless the log was synced since.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 class Lag(msgspec.Struct, frozen=True):
-    """How far a reader is behind the end of the log, counting only what it can still read.
+    """The distance of a reader from the end of the log, counting only records that it can still read.
 
-    records: by their sequences, without those that a crash of the machine has left out. bytes: of the ring or the segments, headers and
-    padding included. seconds: age of the oldest record that it has yet to read; 0 where there is none, or records have no time.
+    records: by their sequences, without numbers left out after a crash of the machine. bytes: of the ring or the segments, including
+    headers and padding. seconds: age of the oldest pending record; 0 if none is pending, or records have no time.
     """
 
     records: int
@@ -38,12 +38,11 @@ class Lag(msgspec.Struct, frozen=True):
 
 
 class ReaderStats(msgspec.Struct, frozen=True):
-    """A durable reader as others see it.
+    """The state of a durable reader, as seen from outside.
 
-    sequence: of the first record that is not committed. lag: from there; both None where its place is damaged. updated: when it last
-    committed, ns since the Unix epoch, 0 where that isn't known. open: it is open now, somewhere; None where that isn't known. expired:
-    writers wait no more for it, until it commits again. slot: of a spool, its number, 0..63; -1 in a journal. problem: why its place can't
-    be read.
+    sequence: of the first uncommitted record. lag: from there; both are None if the position is damaged. updated: time of the last commit
+    in ns since the Unix epoch, 0 if unknown. open: whether any process has it open; None if unknown. expired: writers no longer wait for
+    it, until its next commit. slot: in a spool, its number, 0..63; -1 in a journal. problem: why its position can't be read.
     """
 
     name: str
@@ -58,10 +57,10 @@ class ReaderStats(msgspec.Struct, frozen=True):
 
 
 class Reader(Handle, ABC):
-    """A durable reader that is open. Get it from `Log.reader`; use it in one thread. Closing does not commit.
+    """An open durable reader. Get it from `Log.reader`; use it in one thread. Closing does not commit.
 
-    `read`, `follow` and `follow_async` move its place, several of them in turn: each begins at the reader's place, also after a `seek`
-    during a loop.
+    `read`, `follow` and `follow_async` move its position. If several are used in turn, each starts at the current position, also after a
+    `seek` within a loop.
     """
 
     name: str
@@ -70,68 +69,68 @@ class Reader(Handle, ABC):
 
     @abstractmethod
     def read(self, *, limit: int | None = None, on_gap: OnGap = "raise") -> Iteration[Any]:
-        """Iterate over the records that are there now, from the reader's place on; see `Log.read`."""
+        """Iterate over the present records from the reader's position on; see `Log.read`."""
 
     @abstractmethod
     def follow(
         self, *, timeout: float | None = None, limit: int | None = None, on_gap: OnGap = "raise", spin: float = 0.0
     ) -> Iteration[Any]:
-        """Iterate over the records from the reader's place on, and wait for more; see `Log.follow`.
+        """Iterate over the records from the reader's position on, and wait for more; see `Log.follow`.
 
         Raises Closed as soon as any thread closes the reader, or the log.
         """
 
     @abstractmethod
     def follow_async(self, *, timeout: float | None = None, limit: int | None = None, on_gap: OnGap = "raise") -> AsyncFollowing[Any]:
-        """Iterate with `async for` over the records from the reader's place on, and wait for more; see `Log.follow_async`."""
+        """Iterate with `async for` over the records from the reader's position on, and wait for more; see `Log.follow_async`."""
 
     @abstractmethod
     def view(self) -> AbstractContextManager[memoryview]:
-        """Look at the stored bytes of the next record's value inside the `with` block; see `Log.view`.
+        """Return a context manager with a view of the stored bytes of the next record's value; see `Log.view`.
 
-        The reader's place is after the record when the block has ended without an exception. Raises OutOfRange if there is no next
-        record, GapError if it was lost; the place is after the Gap then.
+        The position moves past the record if the block ends without an exception. Raises OutOfRange if there is no next record. Raises
+        GapError if it was lost; the position is then after the Gap.
         """
 
     @abstractmethod
     def commit(self) -> int:
-        """Store the reader's place: after all handed-out records, exactly. Return the sequence that comes next.
+        """Store the position after the last returned record, and return the next sequence.
 
-        The next one to open the reader begins there, whatever becomes of this process. Raises Closed; in a journal also Poisoned and the
-        system's OSError, and the stored place is the one before then.
+        The reader resumes there when it is next opened, even after a crash of this process. Raises Closed; in a journal also Poisoned and
+        the system's OSError. After an error the previous position stays stored.
         """
 
     @property
     @abstractmethod
     def sequence(self) -> int:
-        """Return the sequence that comes next."""
+        """Return the sequence of the next record."""
 
     @property
     @abstractmethod
     def committed(self) -> int:
-        """Return the sequence that came next at the last commit."""
+        """Return the next sequence as of the last commit."""
 
     def seek(self, sequence: int) -> None:
-        """Go on at `sequence`; a lost one gives a Gap. Not committed yet. Raises OutOfRange, Closed, TypeError."""
+        """Continue at `sequence`; a lost one gives a Gap. Does not commit. Raises OutOfRange, Closed, TypeError."""
         self._go(check_sequence(sequence))
 
     def seek_time(self, time: datetime) -> None:
-        """Go on at the first record at or after an aware datetime. Not committed yet. Raises Unsupported where records have no time."""
+        """Continue at the first record at or after an aware datetime. Does not commit. Raises Unsupported if records have no time."""
         if not isinstance(time, datetime):
             raise TypeError(f"a time is an aware datetime, not {type(time).__name__}")
         self._go(time)
 
     def rewind(self) -> None:
-        """Go on at the oldest record that is kept. Not committed yet."""
+        """Continue at the oldest record. Does not commit."""
         self._go("earliest")
 
     @abstractmethod
     def _go(self, start: Start) -> None:
-        """Go on at a start."""
+        """Continue at a start."""
 
     @abstractmethod
     def lag(self) -> Lag:
-        """Return how far the reader's place is behind the end of the log."""
+        """Return the lag of the reader's position."""
 
     @property
     @abstractmethod
@@ -140,7 +139,7 @@ class Reader(Handle, ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Release the reader, for others to open. Nothing is committed. Its iterations raise Closed, waiting ones at once."""
+        """Release the reader, so that it can be opened again. Does not commit. Its iterations raise Closed, waiting ones at once."""
 
     def end(self, why: str) -> None:
         """End all iterations: the reader, or its log, was closed."""

@@ -1,4 +1,4 @@
-"""What a reader gets: a Record, or a Gap in its place. And how a value becomes bytes: the codecs."""
+"""The items of a reader, Record and Gap, and the codecs that encode values as bytes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NO_TIME = -(1 << 63)  # the timestamp of a record that has no time, in a journal
 
 
 class Codec(IntEnum):
-    """How the bytes of a value are to be understood; one byte of each frame."""
+    """The encoding of a value's bytes; one byte of each frame."""
 
     RAW = 0
     TEXT = 1
@@ -46,7 +46,7 @@ _DECODE: dict[int, Callable[[bytes], Any]] = {
 
 
 class _OfALog(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """What comes behind the fields of every record, those of subclasses too."""
+    """The fields after those of every record, also of subclasses."""
 
     key_table: keyed.Keys | msgspec.UnsetType = msgspec.UNSET
 
@@ -54,14 +54,10 @@ class _OfALog(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 class Record(_OfALog, frozen=True, gc=False):
     """One record as it was appended.
 
-    sequence: its number in the log; the first is 0, each next one is 1 more.
-    timestamp: ns since the Unix epoch; never smaller than the one before it in the same log.
-    type: the caller's number, 0..255.
-    key: bytes, or None where none was given (an empty key is a key).
-    value: the stored bytes; `data` decodes them.
-    codec: how they are to be understood, a `Codec`.
-    key_table: where the keys of keyed values are looked up, in records of a log that has them. It is never a difference between two
-    records, and a pickled record takes a copy with it.
+    sequence: its number in the log; the first is 0, each next one is 1 more. timestamp: ns since the Unix epoch; never smaller than that of
+    the previous record of the log. type: the caller's number, 0..255. key: bytes, or None if none was given (an empty key is a key). value:
+    the stored bytes; `data` decodes them. codec: their encoding, a `Codec`. key_table: resolves the keys of keyed values, in records of a
+    log with a key table. Comparisons ignore it, and a pickled record includes a copy.
     """
 
     sequence: int
@@ -73,23 +69,22 @@ class Record(_OfALog, frozen=True, gc=False):
 
     @property
     def data(self) -> Any:
-        """Return the value as it was appended: bytes, str, or what JSON or MessagePack makes of it.
+        """Return the appended value: bytes, str, or the decoded JSON or MessagePack.
 
-        Raises Undecodable if the bytes are not what the codec says.
+        Raises Undecodable if the bytes don't match the codec.
         """
         return decode(self.value, self.codec, self.sequence, self.key_table)
 
     def decode(self, type: builtins.type[T]) -> T:
-        """Return the value as a `type`: a `msgspec.Struct`, a dataclass, `dict[str, int]`, whatever msgspec knows.
+        """Return the value as a `type`: a `msgspec.Struct`, a dataclass, `dict[str, int]`, or any type that msgspec supports.
 
-        Raises Undecodable if the bytes are not what the codec says, or the value is of another type.
+        Raises Undecodable if the bytes don't match the codec, or the value is of another type.
         """
         return decode_as(self.value, self.codec, self.sequence, self.key_table, type)
 
     @property
     def time(self) -> datetime:
-        """Return the timestamp as an aware datetime in UTC, cut to microseconds; the first one that there is, for a record without a
-        time."""
+        """Return the timestamp as an aware datetime in UTC, cut to microseconds; for a record without a time, the earliest datetime."""
         if self.timestamp == NO_TIME:
             return datetime.min.replace(tzinfo=UTC)
         seconds, rest = divmod(self.timestamp, 1_000_000_000)
@@ -97,7 +92,7 @@ class Record(_OfALog, frozen=True, gc=False):
 
 
 def listed(many: Iterable[T], what: str = "values") -> list[T]:
-    """Return values, or keys, to append as a list of the caller's own. Raises TypeError for a single str or bytes."""
+    """Return values or keys to append as a list that the caller owns. Raises TypeError for a single str or bytes."""
     if isinstance(many, (str, bytes, bytearray, memoryview)):
         raise TypeError(f"{what} are an iterable with one for each record, not one {many.__class__.__name__}")
     return list(many)
@@ -109,17 +104,19 @@ def encode_keys(keys: list[Any] | None) -> list[Any] | None:
 
 
 def encode_key(key: Any) -> Any:
-    """Return a key as it is stored: UTF-8 of a str; anything else as it is, for a check. Raises Unencodable for lone surrogates."""
+    """Return a key as it is stored: UTF-8 of a str; anything else unchanged, to be checked later. Raises Unencodable for lone
+    surrogates.
+    """
     if not isinstance(key, str):
         return key
     try:
         return key.encode()
     except UnicodeEncodeError as error:
-        raise Unencodable(f"a key is bytes, or str that UTF-8 can hold: {error}") from error
+        raise Unencodable(f"a key is bytes, or a str that UTF-8 can encode: {error}") from error
 
 
 def check_codec(codec: int) -> int:
-    """Return the codec of values that are appended as they are. Raises ValueError for what is none, and for KEYED."""
+    """Return the codec of values that are appended as they are. Raises ValueError for an unknown one, and for KEYED."""
     if codec == Codec.KEYED:
         raise ValueError("keyed values belong to the log whose key table they name; append them decoded, or as MessagePack")
     if codec not in (Codec.RAW, Codec.TEXT, Codec.JSON, Codec.MSGPACK):
@@ -130,8 +127,8 @@ def check_codec(codec: int) -> int:
 def encode(value: Any, structured: Codec, pack: Callable[[Any], bytes] | None = None) -> tuple[bytes, Codec]:
     """Return the bytes of a value and their codec.
 
-    bytes-like values are stored as they are, str as UTF-8, everything else by the log's `structured` codec: dict, list, numbers,
-    None, dates, dataclasses, `msgspec.Struct`; `pack` is the log's own way to do that. Raises Unencodable for what that codec doesn't take.
+    bytes-like values are stored as they are, str as UTF-8, everything else by the log's `structured` codec: dict, list, numbers, None,
+    dates, dataclasses, `msgspec.Struct`; `pack` is the log's own encoder. Raises Unencodable for values that the codec doesn't take.
     """
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value), Codec.RAW
@@ -140,23 +137,23 @@ def encode(value: Any, structured: Codec, pack: Callable[[Any], bytes] | None = 
             return value.encode(), Codec.TEXT
         return (pack or _ENCODE[structured])(value), structured
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise Unencodable(f"{structured.name} can't hold this {type(value).__name__}: {error}") from error
+        raise Unencodable(f"{structured.name} can't encode this {type(value).__name__}: {error}") from error
 
 
 def decode(value: bytes, codec: int, sequence: int | None, keys: keyed.Keys | msgspec.UnsetType = msgspec.UNSET) -> Any:
-    """Return what the stored bytes mean; Undecodable if they are not what `codec` says. `keys` is the log's key table, if it has one."""
+    """Decode the stored bytes. Raises Undecodable if they don't match `codec`. `keys` is the log's key table, if it has one."""
     return _decoded(value, codec, sequence, keys, _DECODE.get(codec))
 
 
 def decode_as(value: bytes, codec: int, sequence: int | None, keys: keyed.Keys | msgspec.UnsetType, type: type[T]) -> T:
-    """Return what the stored bytes mean as a `type`; see `decode`. Undecodable if it is no such thing."""
+    """Decode the stored bytes as a `type`; see `decode`. Raises Undecodable if they are of another type."""
     if codec == Codec.JSON:
         return _decoded(value, codec, sequence, keys, partial(msgspec.json.decode, type=type))  # type: ignore[no-any-return]
     if codec == Codec.MSGPACK:
         return _decoded(value, codec, sequence, keys, partial(msgspec.msgpack.decode, type=type))  # type: ignore[no-any-return]
     data = decode(value, codec, sequence, keys)
     if codec == Codec.KEYED:
-        # MessagePack again, so that types are understood as they are there.
+        # MessagePack again, so that msgspec converts types as for that codec.
         data = _ENCODE[Codec.MSGPACK](data)
         return _decoded(data, codec, sequence, keys, partial(msgspec.msgpack.decode, type=type))  # type: ignore[no-any-return]
     return _decoded(data, codec, sequence, keys, partial(msgspec.convert, type=type))  # type: ignore[no-any-return]
@@ -172,10 +169,10 @@ def _decoded(
 ) -> Any:
     what = "the value" if sequence is None else f"record {sequence}"
     if understand is None and (codec != Codec.KEYED or not isinstance(keys, keyed.Keys)):
-        raise Undecodable(f"{what} has codec {codec}, which this version, or this log, doesn't know")
+        raise Undecodable(f"{what} has codec {codec}, which this version or this log doesn't support")
     try:
         return keyed.unpack(value, keys) if understand is None else understand(value)  # type: ignore[arg-type]
     except msgspec.ValidationError as error:
-        raise Undecodable(f"{what} is something else: {error}") from error
+        raise Undecodable(f"{what} is of another type: {error}") from error
     except (ValueError, RecursionError) as error:
         raise Undecodable(f"{what} isn't valid {Codec(codec).name}: {error}") from error

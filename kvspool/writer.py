@@ -1,7 +1,7 @@
 """A writer: the appends of a log in a `with` block.
 
-**Durability.** As for the log's own appends: other processes see each record, and it survives the death of any process, when its append
-returns. A writer holds no lock between its appends.
+**Durability.** As for the log's own appends: when an append returns, its record is visible to other processes, and survives a crash of any
+process. A writer holds no lock between its appends.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Writer(Handle):
         self._log: Appendable | None = log
         self._timeout = timeout
         self.append = log.append if timeout is None else partial(log.append, timeout=timeout)
-        log.open_to_write()  # or the error that appending would raise
+        log.open_to_write()  # or raise the error of an append
 
     def append_many(
         self, values: Iterable[Any], *, keys: Iterable[bytes | str | None] | None = None, type: int = 0, timestamp: int | None = None
@@ -73,7 +73,7 @@ class Writer(Handle):
         return self._live().append_many(values, keys=keys, type=type, timestamp=timestamp, timeout=self._timeout)
 
     def sync(self, timeout: float | None = None) -> int:
-        """Put everything that was appended so far on disk; see `Log.sync`."""
+        """Flush all records appended so far to disk; see `Log.sync`."""
         return self._live().sync(timeout)
 
     @property
@@ -82,7 +82,7 @@ class Writer(Handle):
         return self._log is None
 
     def close(self) -> None:
-        """Let every later append raise Closed. The log stays open."""
+        """Close the writer: every later append raises Closed. The log stays open."""
         self.append = _refuse
         self._log = None
 

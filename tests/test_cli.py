@@ -173,7 +173,7 @@ def test_held_lock_is_6(log: Spool, feed: Callable[[bytes], None], monkeypatch: 
 def test_system_error_is_1_and_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["create", str(tmp_path / "no\x1b" / "log")]) == 1
     error = capsys.readouterr().err
-    assert error.count("\n") == 1 and "make it first" in error and "\x1b" not in error
+    assert error.count("\n") == 1 and "create it first" in error and "\x1b" not in error
 
 
 def test_full_disk_under_the_output_is_1(log: Spool) -> None:
@@ -341,7 +341,7 @@ def test_append_shows_progress_where_it_takes_long(monkeypatch: pytest.MonkeyPat
     growing.add(range(0, 2))
     growing.add(range(5, 7))
     growing.print(Namespace(json=False, durable=True))
-    assert "appended 4 records: sequences 0 to 6, with records of others in between, on disk" in capsys.readouterr().err
+    assert "appended 4 records: sequences 0 to 6, with records of other writers in between, on disk" in capsys.readouterr().err
 
 
 def test_line_reader_keeps_batches_small() -> None:
@@ -692,7 +692,7 @@ def test_doctor_of_places_without_a_log(tmp_path: Path, log: Spool, capsys: pyte
     assert main(["doctor", str(tmp_path)]) == 0
     assert "neither a log" in capsys.readouterr().out
     assert main(["doctor", str(tmp_path / "not" / "there")]) == 0
-    assert "nothing lies at" in capsys.readouterr().out
+    assert "does not exist" in capsys.readouterr().out
     (tmp_path / "file").touch()
     assert main(["doctor", str(tmp_path / "file")]) == 1
     os.truncate(log.path / format.CONTROL_FILE, 100)

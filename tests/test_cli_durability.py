@@ -27,7 +27,7 @@ def path(tmp_path: Path) -> Path:
 
 def test_sync_puts_everything_on_disk_and_says_how_far(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sync", str(path)]) == 0
-    assert capsys.readouterr().out == f"{path}: all below sequence 3 is on disk\n"
+    assert capsys.readouterr().out == f"{path}: all records below sequence 3 are on disk\n"
     assert main(["sync", str(path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"path": str(path), "synced_sequence": 3}
     with kvspool.open(path) as log:
@@ -38,7 +38,7 @@ def test_sync_of_a_poisoned_log_is_5_and_of_nothing_3(path: Path, tmp_path: Path
     with kvspool.open(path) as log:
         log._live().control.cast("Q")[50] = 5
     assert main(["sync", str(path)]) == 5
-    assert "a flush to disk failed before" in capsys.readouterr().err
+    assert "an earlier flush to disk failed" in capsys.readouterr().err
     assert main(["sync", str(tmp_path / "nothing")]) == 3
 
 

@@ -32,7 +32,7 @@ def test_producers_are_shown_and_forgotten(tmp_path: Path, capsys: pytest.Captur
     fields = [(one["name"], one["batch"], one["rows"], one["stored"], one["last"]) for one in found]
     assert fields == [("b", 4, 3, 2, None), ("märz/1", 7, 1500, 1500, 7)]
     assert main(["producers", str(tmp_path / "log"), "--forget", "b", "--forget", "c"]) == 0
-    assert "1 of 2 producers were known" in capsys.readouterr().out
+    assert "forgot 1 of 2 producers" in capsys.readouterr().out
     with kvspool.open(tmp_path / "log") as log:
         assert [one.name for one in log.producers()] == ["märz/1"]
 

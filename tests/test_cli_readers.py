@@ -88,4 +88,4 @@ def test_a_full_log_has_an_exit_code(tmp_path: Path, capsys: pytest.CaptureFixtu
     with open(tmp_path / "input", encoding="utf-8") as file, pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.stdin", file)
         assert main(["append", str(tmp_path / "log")]) == 8
-    assert "'r' has 4 records to go" in capsys.readouterr().err
+    assert "'r' has 4 pending records" in capsys.readouterr().err

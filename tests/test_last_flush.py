@@ -171,7 +171,7 @@ def test_a_creation_that_cannot_be_undone_says_that_the_log_is_there(tmp_path: P
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
             super().rename(source, target)
 
-    with system.replaced(Stuck(2)), pytest.raises(NameNotDurable, match="was made, but") as raised:
+    with system.replaced(Stuck(2)), pytest.raises(NameNotDurable, match="was created, but") as raised:
         kvspool.create(tmp_path / "log", capacity=4096)
     assert raised.value.directory == str(tmp_path)
     with kvspool.open(tmp_path / "log") as log:

@@ -136,7 +136,7 @@ def test_more_records_than_before_are_another_batch(make: Make) -> None:
     with make() as log:
         leave_part(log, "a", batch(1), 1, 4)
         producer = log.producer("a")
-        with pytest.raises(BatchChanged, match="batch 1 of producer 'a' had 10 records, of which 4 are there, and now it has 11"):
+        with pytest.raises(BatchChanged, match="batch 1 of producer 'a' had 10 records, of which 4 are stored, and now it has 11"):
             producer.append_many([*batch(1), b"more"], batch=1)
         assert values(log) == batch(1)[:4]
         assert producer.append_many([*batch(1), b"more"], batch=1, changed="append") == Stored(0, 11, False)
@@ -170,7 +170,7 @@ def test_a_batch_that_is_killed_again_and_again_is_there_once_as_long_as_its_pie
         for _ in range(PIECES):
             leave_part(log, "a", batch(2, 20), 2, 1)
             log.append("between")
-        with pytest.raises(TooManyPieces, match=f"lies in {PIECES + 1} pieces"):
+        with pytest.raises(TooManyPieces, match=f"is in {PIECES + 1} pieces"):
             log.producer("a").append_many(batch(2, 20), batch=2)
         assert log.append("goes on") >= 0
 
@@ -192,12 +192,12 @@ def test_a_batch_that_has_changed_is_refused_unless_what_is_there_may_stay(make:
         leave_part(log, "a", batch(1), 1, 4)
         producer = log.producer("a")
         other = [*batch(1)[1:], "new"]
-        with pytest.raises(BatchChanged, match=r"KVSPOOL_BATCH_CHANGED.*4 records of batch 1 of producer 'a' are there, and 1 of them"):
+        with pytest.raises(BatchChanged, match=r"KVSPOOL_BATCH_CHANGED.*4 records of batch 1 of producer 'a' are stored, and 1 of them"):
             producer.append_many(other, batch=1)
         assert values(log) == batch(1)[:4]
         assert producer.append_many(other, batch=1, changed="append").records == 11
         assert sorted(values(log)) == sorted([*batch(1), "new"])
-        assert "has changed: 1 records of it stay" in caplog.text
+        assert "has changed: 1 of its stored records are no longer in it" in caplog.text
         assert producer.append_many(other, batch=1).repeated
 
 
@@ -212,7 +212,7 @@ def test_a_whole_batch_that_has_changed_gets_what_it_has_not(make: Make, caplog:
         assert producer.append_many(["a1", "a2", "a2", "a2", "c1"], batch=5, changed="append") == Stored(0, 5, True)
         assert caplog.text == ""
         assert producer.append_many(["a1"], batch=5, changed="append") == Stored(0, 5, True)
-        assert "batch 5 of producer a has changed: 4 records of it stay" in caplog.text
+        assert "batch 5 of producer a has changed: 4 of its stored records are no longer in it" in caplog.text
         assert producer.append_many(["anything"], batch=4, changed="append") == Stored(None, 0, True)
         assert len(values(log)) == 6
 
@@ -249,7 +249,7 @@ def test_a_changed_batch_that_is_there_but_not_on_disk_is_flushed_when_a_durable
 def test_a_later_batch_may_begin_where_one_was_left_in_part_and_that_is_logged(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     with make() as log:
         leave_part(log, "a", batch(4), 4, 3)
-        with pytest.raises(BatchOutOfOrder, match="has begun batch 4; batch 2 is not known to be there"):
+        with pytest.raises(BatchOutOfOrder, match="has begun batch 4; batch 2 is not known to be stored"):
             log.producer("a").append_many(["x"], batch=2)
         assert log.producer("a").append_many(batch(5), batch=5) == Stored(3, 10, False)
         assert "begins batch 5; of batch 4 3 records were appended, of 10" in caplog.text
@@ -284,7 +284,7 @@ def test_a_batch_waits_for_room_as_a_whole_and_says_what_has_none(tmp_path: Path
         producer.append_many([bytes(500)] * 4, batch=1)
         with pytest.raises(SpoolFull, match="has no room"):
             producer.append_many([bytes(500)] * 5, batch=2)
-        with pytest.raises(TooLarge, match="a ring of 4096 never has room for it"):
+        with pytest.raises(TooLarge, match="it doesn't fit into a ring of 4096"):
             producer.append_many([bytes(500)] * 9, batch=2)
         assert (producer.last, len(values(log))) == (1, 4)
         list(reader.read())
@@ -609,7 +609,7 @@ def test_a_word_that_names_no_account_is_taken_back(make: Make, caplog: pytest.L
         for number in (1, 5000, 0xFFFFFFF0):
             producer._log.change(lambda place, _, number=number: place.set_pending(number) or 0)
             assert log.append(f"after {number}") >= 0
-        assert "has no list of producers any more" in caplog.text
+        assert "no longer has a list of producers" in caplog.text
         producer.append_many(["x"], batch=1)
         for number in (1, 2, 5000):
             producer._log.change(lambda place, _, number=number: place.set_pending(number) or 0)
@@ -638,7 +638,7 @@ def test_a_list_that_is_full_forgets_who_is_gone_for_days_and_nobody_else(tmp_pa
             return 0
 
         log.change_accounts(fill)
-        with system.replaced(ClockPort(now + EXPIRY)), pytest.raises(TooManyProducers, match="knows 4096 producers"):
+        with system.replaced(ClockPort(now + EXPIRY)), pytest.raises(TooManyProducers, match="has 4096 producers"):
             log.producer("one more").append_many(["x"], batch=1)
         with system.replaced(ClockPort(now + EXPIRY + 1)):
             assert log.producer("one more").append_many(["x"], batch=1).records == 1
@@ -658,7 +658,7 @@ def test_producers_that_append_nothing_more_make_room_the_oldest_first(make: Mak
     with make() as log:
         for number in range(8):
             log.producer(f"job:{number}/0").append_many(["x"], batch=0)
-        with pytest.raises(TooManyProducers, match="knows 8 producers"):
+        with pytest.raises(TooManyProducers, match="has 8 producers"):
             log.producer("new").append_many(["x"], batch=0)
         assert [log.retire_producers(f"job:{number}/") for number in (5, 2, 9)] == [1, 1, 0]
         log.producer("new").append_many(["x"], batch=0)

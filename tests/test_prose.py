@@ -1,8 +1,14 @@
-"""The pages are plain English: short sentences, nouns as subjects, and none of the words that `docs/glossary.md` replaces."""
+"""The pages are plain English: short sentences, nouns as subjects, and none of the words that `docs/glossary.md` replaces.
+
+So are the docstrings, comments, errors and helps of the library, without a limit on the length of sentences.
+"""
 
 from __future__ import annotations
 
+import ast
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +18,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 PAGES = [README, ROOT / "HACKING.md", ROOT / "SECURITY.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+SOURCES = sorted((ROOT / "kvspool").rglob("*.py"))
 GLOSSARY = ROOT / "docs" / "glossary.md"
 LONGEST = 25  # words a sentence, averaged over a paragraph
 MOST_LINES = 120  # of README
@@ -93,11 +100,16 @@ def faults(page: str) -> list[str]:
         words = sum(len(sentence.split()) for sentence in sentences) / max(len(sentences), 1)
         if words > LONGEST:
             found.append(f"line {paragraph.line}: {words:.0f} words a sentence, {LONGEST} at most: {paragraph.text[:60]}")
-        start = f"line {paragraph.line}: "
-        found += [f"{start}{word!r}: use {REPLACED[word.lower()]}: {paragraph.text[:60]}" for word in WORDS.findall(paragraph.text)]
-        subjects = [sentence for sentence in sentences if SUBJECT.match(sentence) and not sentence.endswith("?")]
-        found += [f"{start}name the subject by a noun: {sentence[:60]}" for sentence in subjects]
+        found += word_faults(paragraph)
     return found
+
+
+def word_faults(paragraph: Paragraph) -> list[str]:
+    """Return the words of a paragraph to replace, and its sentences whose subject is no noun."""
+    start = f"line {paragraph.line}: "
+    found = [f"{start}{word!r}: use {REPLACED[word.lower()]}: {paragraph.text[:60]}" for word in WORDS.findall(paragraph.text)]
+    subjects = [sentence for sentence in paragraph.sentences() if SUBJECT.match(sentence) and not sentence.endswith("?")]
+    return found + [f"{start}name the subject by a noun: {sentence[:60]}" for sentence in subjects]
 
 
 def prose_of(page: Path) -> str:
@@ -112,6 +124,33 @@ def anchors(page: Path) -> set[str]:
     """Return the names by which a link reaches the headings of a page, as GitHub makes them."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def strings(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield the strings of a module with their lines; not the fields of layouts, which are in the tables of pages."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.JoinedStr):
+            yield node.lineno, "".join(str(part.value) if isinstance(part, ast.Constant) else "`code`" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.lineno, node.value
+        elif not (isinstance(node, ast.Subscript) and ast.unparse(node.value) == "Annotated"):
+            yield from strings(node)
+
+
+def texts(source: str) -> Iterator[Paragraph]:
+    """Yield the prose in a module: paragraphs of docstrings and other strings with blanks, and comments; names of parameters are code."""
+    found = [(line, text) for line, text in strings(ast.parse(source)) if " " in text.strip()]
+    comments = [token for token in tokenize.generate_tokens(io.StringIO(source).readline) if token.type == tokenize.COMMENT]
+    for line, text in found + [(token.start[0], token.string.lstrip("# ")) for token in comments]:
+        for part in re.split(r"\n\s*\n", text):
+            if not part.startswith(" " * 8):  # an example
+                yield Paragraph(line, plain(re.sub(r"\b\w+: ", "`code`: ", " ".join(part.split()))))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_prose_in_a_module_is_plain_english(path: Path) -> None:
+    found = [fault for paragraph in texts(path.read_text(encoding="utf-8")) for fault in word_faults(paragraph)]
+    assert not found, "\n".join(["", *found])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -157,6 +196,24 @@ BAD = [
 def test_bad_prose_is_found(page: str, fault: str) -> None:
     found = faults(page)
     assert len(found) == 1 and fault in found[0], found
+
+
+BAD_SOURCES = [
+    '"""The words.\\n\\nWhoever reads gets them."""',
+    'raise ValueError(f"{name} lies there")',
+    "first = 1  # the byte behind the end",
+    "# Who waits for it\\n# wakes.",
+]
+
+
+@pytest.mark.parametrize("source", BAD_SOURCES)
+def test_bad_prose_in_a_module_is_found(source: str) -> None:
+    assert [fault for paragraph in texts(source) for fault in word_faults(paragraph)]
+
+
+def test_code_and_fields_of_layouts_in_a_module_pass() -> None:
+    source = 'class Head:\n    at: Annotated[int, "Q", "offset behind the end"]\n\n"""behind: whether `whoever` reads."""\n'
+    assert [fault for paragraph in texts(source) for fault in word_faults(paragraph)] == []
 
 
 def test_wide_prose_is_found_and_wide_tables_and_code_are_not() -> None:

@@ -44,7 +44,7 @@ def test_whatever_settings_hold_they_open_or_are_an_error_that_names_them(tmp_pa
                 words = every_log.said(deed)
                 assert not words or str(tmp_path) in words, (what, name, words)
         if what.startswith(("empty", "NUL", "not UTF-8", "too large", "cut", "a byte", "a NUL", "deep")):
-            with pytest.raises(Corruption, match=f"{re.escape(str(file))} doesn't say what the journal was created with: .*; remove it"):
+            with pytest.raises(Corruption, match=f"{re.escape(str(file))} doesn't contain the settings of the journal: .*; remove it"):
                 kvspool.open(tmp_path / "log")
 
 

@@ -17,13 +17,13 @@ from kvspool.errors import Unencodable, appended_by
 from kvspool.spool import Spool
 
 T_co = TypeVar("T_co", covariant=True)
-LONGEST_LINE = 1 << 30  # bytes, of what a journal is given: it is held in memory
+LONGEST_LINE = 1 << 30  # bytes of a line for a journal: it is held in memory
 NAME = "append"
 SUMMARY = "append each line of standard input as a record"
 DESCRIPTION = """\
-Append each line of standard input as one record: as text, or, with --json-lines, as the data that it holds. A line that is not UTF-8 is
-stored as the bytes that it is. Lines are appended in batches, and at once where the input pauses. A bad line ends the command: nothing
-of its batch is appended, and the summary says what was."""
+Append each line of standard input as one record: as text, or, with --json-lines, as JSON data. A line that is not UTF-8 is
+stored as raw bytes. Lines are appended in batches, and at once when the input pauses. An invalid line ends the command: nothing
+of its batch is appended, and the summary lists the appended records."""
 EXAMPLES = """\
   tail -f access.log | kvspool append events --key web
   kvspool append events --json-lines --key-field user < events.jsonl
@@ -31,7 +31,7 @@ EXAMPLES = """\
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the command takes."""
+    """Declare the arguments."""
     options.add_path(parser, "the log")
     parser.add_argument("--json-lines", action="store_true", help="each line is JSON, and is stored as structured data")
     keys = parser.add_mutually_exclusive_group()
@@ -41,14 +41,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--type", type=options.count(0, 255), default=0, metavar="N", help="type of every record, 0 to 255")
     parser.add_argument(
-        "--batch", type=options.count(1), default=1000, metavar="N", help="at most so many lines at once (default: %(default)s)"
+        "--batch", type=options.count(1), default=1000, metavar="N", help="most lines to append at once (default: %(default)s)"
     )
-    parser.add_argument("--durable", "--sync", action="store_true", help="put each batch on disk before the next one is read")
+    parser.add_argument("--durable", "--sync", action="store_true", help="flush each batch to disk before reading the next one")
     options.add_json(parser, "print the summary as a JSON object on standard output")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Append the lines, and say what was appended, whatever ends it."""
+    """Append the lines, and print how many were appended, whatever ends it."""
     fd = open_input(arguments)
     summary = Summary(shows_progress=shows_progress(fd))
     with queues.open_log(arguments.path) as log:
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def open_input(arguments: argparse.Namespace) -> int:
-    """Return the descriptor that the lines come from; BadInput if there is none, or the options contradict each other."""
+    """Return the descriptor of the input; BadInput if it is closed, or the options contradict each other."""
     if arguments.key_field is not None and not arguments.json_lines:
         raise BadInput("--key-field needs --json-lines: a line of text has no members")
     if sys.stdin is None:
@@ -78,19 +78,19 @@ def open_input(arguments: argparse.Namespace) -> int:
 
 
 def shows_progress(fd: int) -> bool:
-    """Return whether somebody watches who doesn't type the lines himself."""
+    """Return whether stderr is a terminal and the lines are not typed there."""
     return sys.stderr.isatty() and not os.isatty(fd)
 
 
 class Appendable(Protocol[T_co]):
-    """What lines can be appended to; T is what it says about where they went."""
+    """A log that lines can be appended to; T: what `append_many` returns."""
 
     def append_many(self, values: list[Any], *, keys: list[bytes | None], type: int, durable: bool) -> T_co:
         """Append a record for each value; `durable`: return when they are on disk."""
 
 
 def append_batch(log: Appendable[T_co], batch: Batch, arguments: argparse.Namespace) -> T_co:
-    """Append the lines of a batch as the options say; BadInput for one that can't be, and then none of them is."""
+    """Append the lines of a batch according to the options. Raises BadInput for an invalid one; then none of them is appended."""
     values: list[Any] = []
     keys: list[bytes | None] = []
     for number, line in enumerate(batch.lines, start=batch.first):
@@ -99,7 +99,7 @@ def append_batch(log: Appendable[T_co], batch: Batch, arguments: argparse.Namesp
         keys.append(_key(value, number, arguments))
     try:
         return log.append_many(values, keys=keys, type=arguments.type, durable=arguments.durable)
-    except (Unencodable, ValueError) as error:  # too large, or, in a journal, what its format has no room for
+    except (Unencodable, ValueError) as error:  # too large, or, in a journal, with a field that its format can't store
         raise BadInput(f"{batch}: {error}") from error
 
 
@@ -107,7 +107,7 @@ def _parsed(line: bytes, number: int) -> Any:
     try:
         return msgspec.json.decode(line)
     except (ValueError, RecursionError) as error:
-        raise BadInput(f"line {number} is no JSON: {error}") from error
+        raise BadInput(f"line {number} is not JSON: {error}") from error
 
 
 def _text(line: bytes) -> str | bytes:
@@ -121,7 +121,7 @@ def _key(value: Any, number: int, arguments: argparse.Namespace) -> bytes | None
     if arguments.key_field is None:
         return None if arguments.key is None else os.fsencode(arguments.key)
     if not isinstance(value, dict) or arguments.key_field not in value:
-        raise BadInput(f"line {number} has no member {arguments.key_field!r} to be its key")
+        raise BadInput(f"line {number} has no member {arguments.key_field!r} for its key")
     member = value[arguments.key_field]
     if isinstance(member, str):
         return member.encode()

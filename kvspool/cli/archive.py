@@ -1,4 +1,4 @@
-"""`kvspool archive`: compress the sealed segments of a journal, or undo that."""
+"""`kvspool archive`: compress the sealed segments of a journal, or restore them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from kvspool.journal import ArchiveReport, Journal
 from kvspool.journal.archive import LEVELS, Progress
 
 NAME = "archive"
-SUMMARY = "compress the segments of a journal that are full"
+SUMMARY = "compress the full segments of a journal"
 DESCRIPTION = """\
-Compress full segments of a journal of the format kvj, each in place, into files that `zstd -d` takes as well. They stay readable as they
-were, from any sequence or time, while others append and read; the last segment is never touched. --undo makes the segments again, byte for
-byte. What is interrupted is finished by the next run. Needs the extra `archive`: pip install 'kvspool[archive]'."""
+Compress full segments of a journal of the format kvj in place, into files that `zstd -d` also reads. They stay readable from any sequence
+or time, while others append and read; the last segment is never touched. --undo restores the segments, byte for byte. The next run
+finishes an interrupted one. Needs the extra `archive`: pip install 'kvspool[archive]'."""
 EXAMPLES = """\
   kvspool archive events --dry-run
   kvspool archive events --older-than 86400 --level 9
@@ -24,23 +24,23 @@ EXAMPLES = """\
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the command takes."""
+    """Declare the arguments."""
     options.add_path(parser, "the journal")
     parser.add_argument(
         "--level", type=options.count(LEVELS[0], LEVELS[-1]), default=3, metavar="N", help="of zstd, 1 to 22 (default: %(default)s)"
     )
-    parser.add_argument("--before", type=options.count(0), metavar="N", help="only segments whose records all come before this sequence")
-    parser.add_argument("--older-than", type=options.seconds, metavar="S", help="only segments written last at least so many seconds ago")
-    parser.add_argument("--undo", action="store_true", help="make segments of archives again")
-    parser.add_argument("--dry-run", action="store_true", help="only say which segments it would be")
+    parser.add_argument("--before", type=options.count(0), metavar="N", help="only segments wholly before this sequence")
+    parser.add_argument("--older-than", type=options.seconds, metavar="S", help="only segments without a write for S seconds")
+    parser.add_argument("--undo", action="store_true", help="restore archived segments")
+    parser.add_argument("--dry-run", action="store_true", help="only print which segments would change")
     parser.add_argument(
         "--timeout", type=options.seconds, default=60.0, metavar="S", help="seconds to wait for each lock (default: %(default)s)"
     )
-    options.add_json(parser, "print what was done as a JSON object")
+    options.add_json(parser, "print the report as a JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Archive, or undo it, and say what was done."""
+    """Archive or restore, and print the result."""
     with kvspool.open(arguments.path, timeout=arguments.timeout) as log:
         if not isinstance(log, Journal):
             raise BadInput(f"{log.path} is a spool, which has no segments to archive")

@@ -1,4 +1,4 @@
-"""What `kvspool doctor` looks at, one function for each: what was found, whether that is good, and what to do if it isn't."""
+"""The checks of `kvspool doctor`, one function for each: its finding, its state, and advice if it isn't ok."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from kvspool.record import Gap
 from kvspool.system import filesystems
 from kvspool.system.descriptor import Descriptor
 
-LEAST_FREE = 1 << 30  # bytes; below that the next log may not fit
+LEAST_FREE = 1 << 30  # bytes; with less the next log may not fit
 LEAST_SHARED_MEMORY = 256 << 20  # bytes; a container has 64 MiB by default
-LEAST_INSTANCES = 128  # one for each reader that follows, in all processes of a user together
-WAIT = 5.0  # seconds for an event that takes microseconds
+LEAST_INSTANCES = 128  # one for each following reader, of all processes of a user
+WAIT = 5.0  # seconds to wait for an event that takes microseconds
 
 
 class Check(msgspec.Struct, frozen=True):
-    """One thing that was looked at. advice: what to do where the state isn't ok."""
+    """One check. advice: what to do if the state isn't ok."""
 
     name: str
     state: Literal["ok", "warn", "fail"]
@@ -45,7 +45,7 @@ class Check(msgspec.Struct, frozen=True):
 
 
 def of_host() -> Iterator[Check]:
-    """Look at what every log needs, and at what runs on top of it."""
+    """Check what every log needs, and the packages above it."""
     yield _python()
     yield _twin()
     yield _machine()
@@ -57,13 +57,13 @@ def of_host() -> Iterator[Check]:
 
 
 def of_place(path: Path) -> Iterator[Check]:
-    """Look at the file system that a path lies on, or would lie on, and try there what logs do."""
+    """Check the file system of a path, also of one that doesn't exist yet, and try a log's operations there."""
     place = next(parent for parent in (path, *path.parents) if parent.is_dir())
     yield _file_system(place)
     yield _free_space(place)
     yield _rights(place)
     yield from _unfinished(path)
-    # Files to try with must not get among those of a log.
+    # Test files must not be created within a log.
     fits = place == path and os.access(place, os.W_OK) and not any(place.glob("*.ctl")) and not _is_journal(place)
     trial = place if fits else place.parent if os.access(place.parent, os.W_OK) else Path(tempfile.gettempdir())
     with tempfile.NamedTemporaryFile(dir=trial, prefix=".kvspool-doctor-") as file:
@@ -72,7 +72,7 @@ def of_place(path: Path) -> Iterator[Check]:
 
 
 def of_log(path: Path, found: list[ModuleType]) -> Iterator[Check]:
-    """Open the log and read all of it; every record's checksum is checked by that."""
+    """Open the log and read all of it, which checks every record's checksum."""
     try:
         if queue.is_queue(path):
             yield _queue(path)
@@ -81,23 +81,23 @@ def of_log(path: Path, found: list[ModuleType]) -> Iterator[Check]:
             yield from _sync_errors(log.stats())
             yield from _records(log)
     except LogNotFound:
-        yield Check("log", "warn", f"nothing lies at {path}", f"kvspool create {path}")
+        yield Check("log", "warn", f"{path} does not exist", f"kvspool create {path}")
     except NotALog as error:
         is_only_a_place = path.is_dir() and not any(path.glob("*.ctl"))
-        yield Check("log", "warn" if is_only_a_place else "fail", str(error), "give the path of a log to have it checked")
+        yield Check("log", "warn" if is_only_a_place else "fail", str(error), "give the path of a log to check it")
     except (Corruption, MismatchedPair) as error:
-        rescue = f"kvspool salvage {path} RESCUED gets out what is sound"
+        rescue = f"kvspool salvage {path} RESCUED copies the sound records"
         if _is_journal(path):
-            rescue = f"kvspool verify {path} shows all of it, kvspool repair {path} takes out what is damaged"
+            rescue = f"kvspool verify {path} shows all damage, kvspool repair {path} removes it"
         yield Check("log", "fail", str(error), f"{rescue}; or restore a copy")
     except Unrecovered as error:
-        yield Check("log", "warn", str(error), f"kvspool stats {path}, as a user who may write there")
+        yield Check("log", "warn", str(error), f"kvspool stats {path}, as a user with write permission")
     except (KvspoolError, OSError) as error:
         yield Check("log", "fail", str(error), "the message says what to do; nothing was changed")
 
 
 def _queue(path: Path) -> Check:
-    """Look at every file of a queue, damaged or not."""
+    """Check every file of a queue, damaged or not."""
     report = queue.verify(path)
     if report.is_sound:
         return Check("queue", "ok", f"{report.entries:,} entries in {report.chunks:,} chunks add up; the format has no checksums")
@@ -105,7 +105,7 @@ def _queue(path: Path) -> Check:
 
 
 def _is_journal(path: Path) -> bool:
-    """Return whether a journal lies at a path, damaged or not."""
+    """Return whether there is a journal at a path, damaged or not."""
     try:
         return not any(path.glob("*.ctl")) and journals.find(path) is not None
     except (KvspoolError, ValueError):
@@ -149,29 +149,29 @@ def _shared_memory() -> Check:
 
 def _inotify_limits() -> Iterator[Check]:
     for name, meaning, least in (
-        ("max_user_instances", "readers that follow, per user", LEAST_INSTANCES),
+        ("max_user_instances", "following readers, per user", LEAST_INSTANCES),
         ("max_user_watches", "files watched, per user", 8192),
-        ("max_queued_events", "events that wait", 1024),
+        ("max_queued_events", "pending events", 1024),
     ):
         value = _setting(f"fs/inotify/{name}")
         if value is None:
             yield Check(f"inotify {name}", "warn", "unknown", "mount /proc to see it")
         elif value < least:
-            advice = f"sysctl fs.inotify.{name}={least}; readers beyond the limit look every 5 ms instead of being woken"
+            advice = f"sysctl fs.inotify.{name}={least}; readers beyond the limit poll every 5 ms"
             yield Check(f"inotify {name}", "warn", f"{value:,} ({meaning})", advice)
         else:
             yield Check(f"inotify {name}", "ok", f"{value:,} ({meaning})")
 
 
 def _write_back() -> Iterator[Check]:
-    """Say what a crash of the machine may cost without `sync`, and from when on writers have to wait for the disk."""
+    """Report what a crash of the machine may cost without `sync`, and from when on writers have to wait for the disk."""
     expire, period = _setting("vm/dirty_expire_centisecs"), _setting("vm/dirty_writeback_centisecs")
     if expire is None or period is None:
         yield Check("write-back", "warn", "unknown", "mount /proc to see it")
     elif period == 0:
         yield Check("write-back", "warn", "vm.dirty_writeback_centisecs is 0: nothing is written by age", "call sync, or set it to 500")
     else:
-        yield Check("write-back", "ok", f"what was not synced is written within about {(expire + period) / 100:.0f} s")
+        yield Check("write-back", "ok", f"unsynced records are written within about {(expire + period) / 100:.0f} s")
     limits = []
     for name in ("dirty_background", "dirty"):
         size = _setting(f"vm/{name}_bytes")
@@ -216,12 +216,12 @@ def _free_space(place: Path) -> Check:
 
 
 def _rights(place: Path) -> Check:
-    """See who may change what lies there; in a directory that is sticky, only the owner of each file."""
+    """Check which users may change the files there; in a sticky directory, only the owner of each file."""
     status = place.stat()
     rights = stat.S_IMODE(status.st_mode)
     if rights & stat.S_IWOTH and not rights & stat.S_ISVTX:
-        return Check("rights", "warn", f"anybody may change what lies in {place} (mode {rights:o})", f"chmod o-w {place}")
-    return Check("rights", "ok", f"not everybody may change what lies in {place}")
+        return Check("rights", "warn", f"any user may change the files in {place} (mode {rights:o})", f"chmod o-w {place}")
+    return Check("rights", "ok", f"only permitted users may change the files in {place}")
 
 
 def _unfinished(path: Path) -> Iterator[Check]:
@@ -230,16 +230,16 @@ def _unfinished(path: Path) -> Iterator[Check]:
         inside = list(making.unfinished(path)) if path.is_dir() else []
         beside = [one for one in making.unfinished(path.parent) if one.name == path.name] if path.parent.is_dir() else []
     except OSError:
-        return  # a place that we may not list
+        return  # a directory that we may not list
     for one in (*inside, *beside):
         if not one.is_locked:
             again = "kvspool create" if one.suffix == making.NEW else "kvspool resize"
-            found = f"{one.path}: {again} was killed, or is at work, and has left this"
+            found = f"{one.path}: left by a {again} that was killed, or is still running"
             yield Check("leftovers", "warn", found, f"the next `{again} {one.path.with_name(one.name)}` removes it")
 
 
 def _locks(file: Path) -> Check:
-    """See whether a second open file description is refused, and gets the lock when the first one lets go."""
+    """Check whether a second open file description is refused a lock, and gets it when the first one releases it."""
     advice = "writers would damage the log here; use a local disk or tmpfs, and Linux 3.15 or later"
     with Descriptor(file, os.O_RDWR) as first, Descriptor(file, os.O_RDWR) as second:
         try:
@@ -249,40 +249,40 @@ def _locks(file: Path) -> Check:
         except OSError as error:
             return Check("locks", "fail", f"refused: {error}", advice)
     if (got, got_too, got_later) == (True, False, True):
-        return Check("locks", "ok", f"exclude each other in {file.parent}")
-    return Check("locks", "fail", f"don't exclude each other in {file.parent}", advice)
+        return Check("locks", "ok", f"work in {file.parent}")
+    return Check("locks", "fail", f"don't work in {file.parent}", advice)
 
 
 def _wakeups(file: Path) -> Check:
-    """See whether a write wakes who watches the file."""
+    """Check whether a write wakes a watcher of the file."""
     try:
         with closing(Watcher()) as watcher:
             return _woken(watcher, file)
     except OSError as error:
-        return Check("wake-ups", "fail", f"inotify fails: {error}", "readers that follow need it; look at the sandbox or container")
+        return Check("wake-ups", "fail", f"inotify fails: {error}", "following readers need it; check the sandbox or container")
 
 
 def _woken(watcher: Watcher, file: Path) -> Check:
     watcher.watch(file, CHANGED, file)
     if watcher.is_blind:
-        return Check("wake-ups", "warn", "no inotify instance is left", "end other watchers, or raise fs.inotify.max_user_instances")
+        return Check("wake-ups", "warn", "no inotify instance is free", "end other watchers, or raise fs.inotify.max_user_instances")
     file.write_bytes(b"\1")
     deadline = system.port.monotonic() + WAIT
     while system.port.monotonic() < deadline:
         if file in (watcher.wait(WAIT) or ()):
             return Check("wake-ups", "ok", f"inotify works in {file.parent}")
-    return Check("wake-ups", "warn", "no event came", "readers look every half second here; use a local disk or tmpfs")
+    return Check("wake-ups", "warn", "no event arrived", "readers poll every half second here; use a local disk or tmpfs")
 
 
 def _sync_errors(stats: Any) -> Iterator[Check]:
     for one in stats if isinstance(stats, list) else [stats]:
         if getattr(one, "sync_error", 0):
             found = f"{one.path}: a flush to disk failed: {os.strerror(one.sync_error)}"
-            yield Check("disk", "fail", found, "it takes no more records; copy what it holds to a new log on a sound disk")
+            yield Check("disk", "fail", found, "it takes no more records; copy its records to a new log on a working disk")
 
 
 def _records(log: plugins.Log) -> Iterator[Check]:
-    """Read all of the log. Only damage is a fault of what is stored; the other gaps tell what happened to it."""
+    """Read all of the log. Only damage is a fault of the stored records; other gaps have other causes."""
     count = 0
     lost: Counter[str] = Counter()
     for item in log.read(on_gap="yield"):
@@ -295,8 +295,8 @@ def _records(log: plugins.Log) -> Iterator[Check]:
     yield Check("records", "ok", f"{count:,} read, {words}")
     for reason, number in lost.items():
         if reason == "damaged":
-            yield Check("damage", "fail", f"{number:,} records don't match their checksums, or are not there", "all the others can be read")
+            yield Check("damage", "fail", f"{number:,} records don't match their checksums, or are missing", "all others can be read")
         elif reason == "overrun":
-            yield Check("overrun", "warn", f"{number:,} records were overwritten during the check", "writers go on; nothing is damaged")
+            yield Check("overrun", "warn", f"{number:,} records were overwritten during the check", "writers continue; nothing is damaged")
         else:
             yield Check(reason, "warn", f"{number:,} sequences are missing", "records that were not synced when it happened are lost")

@@ -1,8 +1,8 @@
-"""The parser of the command `kvspool`, and what every command has in common.
+"""The parser of the command `kvspool`, and the common parts of all commands.
 
-Each command is a module of this package with `NAME`, `SUMMARY`, `DESCRIPTION`, `EXAMPLES`, `add_arguments(parser)` and
-`run(arguments) -> int`; other names for it are its `ALIASES`. Further commands come from other packages; see `plugins`. Expected errors end
-as one sentence on stderr and as the exit code that their class carries; everything else is a bug and keeps its traceback.
+Each command is a module of this package with `NAME`, `SUMMARY`, `DESCRIPTION`, `EXAMPLES`, `add_arguments(parser)` and `run(arguments) ->
+int`; other names for it are its `ALIASES`. Other packages add further commands; see `plugins`. An expected error is printed as one sentence
+on stderr, and its class gives the exit code; everything else is a bug and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ COMMANDS = (
 )
 
 DESCRIPTION = """\
-A log that you open like a file. Any number of processes append to it at once and any number read it; what was appended
-survives the death of every one of them."""
+A log that you open like a file. Any number of processes append to it and read it at once; appended records survive a
+crash of any of them."""
 
 EPILOG = """\
 Examples:
@@ -58,8 +58,8 @@ Exit codes:
   0    done
   1    another failure, such as a full disk, or a check of `doctor` that failed
   2    wrong usage, or input that can't be stored
-  3    path: nothing there, something there already, or an unsafe file system
-  4    format: no log, or one of a newer kvspool
+  3    path: does not exist, exists already, or is on an unsafe file system
+  4    format: not a log, or one of a newer kvspool
   5    damage: a log or a record can't be trusted
   6    no lock: another process holds it
   7    records were lost before they could be read (with --gaps raise)
@@ -67,18 +67,18 @@ Exit codes:
   9    a hub refused it, or can't be reached
   130  interrupted
 
-`kvspool COMMAND --help` explains a command and shows how it is used."""
+`kvspool COMMAND --help` explains a command and gives examples."""
 
 
 class Formatter(RawDescriptionRichHelpFormatter):
-    """Help in colours, with line breaks as written. Square brackets mean themselves: none of the texts is markup."""
+    """Help in colours, with line breaks as written. Square brackets are literal: none of the texts is markup."""
 
     help_markup = False
     text_markup = False
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose help looks alike for every command, those of plugins included."""
+    """A parser with the same help layout for every command, including those of plugins."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         options.setdefault("formatter_class", Formatter)
@@ -93,7 +93,7 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        # Who read the output has had enough, as `head` has.
+        # The reader of the output has closed it, as `head` does.
         code = 0
     except KeyboardInterrupt:
         code = 130
@@ -120,7 +120,7 @@ def _run(argv: list[str] | None) -> int:
 
 
 def _parser(found: list[ModuleType]) -> Parser:
-    """Return the one parser, of which `arguments.run` is the command's function and `arguments.plugins` the modules found."""
+    """Return the parser; it sets `arguments.run` to the command's function and `arguments.plugins` to the modules found."""
     parser = Parser(prog="kvspool", description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument("--version", action="version", version=f"kvspool {kvspool.__version__}")
     parser.set_defaults(run=None, plugins=found)
@@ -140,7 +140,7 @@ def _parser(found: list[ModuleType]) -> Parser:
 
 
 def _sentence(error: OSError) -> str:
-    """Return the system's error in one sentence: what failed, at which file, while doing what."""
+    """Return the system's error as one sentence: what failed, at which file, during which operation."""
     words = str(error) if error.strerror is None else error.strerror
     if error.strerror is not None and error.filename is not None:
         words = f"{words}: {error.filename}"

@@ -17,12 +17,12 @@ from kvspool.transfer.progress import CopyProgress
 NAME = "copy"
 SUMMARY = "copy the records of one log into another one, of any format"
 DESCRIPTION = """\
-Copy the records that are in SRC now into DST, which is made if there is none: spools, journals of every format, queues; and directories of
-kvspool v1 as SRC. Sequence, timestamp, type, key and codec stay what they are where the format of DST has room for them. What it can't
-keep is said before the copy starts, and ends the command unless --lossy is given. The copy is on disk when the command returns.
+Copy the present records of SRC to DST, which is created if necessary: spools, journals of every format, queues; and directories of
+kvspool v1 as SRC. Sequence, timestamp, type, key and codec are kept if the format of DST can store them. Fields that it can't store are
+listed before the copy starts, and end the command unless --lossy is given. The copy is on disk when the command returns.
 
-If it was ended, even by a kill, the same command goes on: no record comes twice, none is left out. It also copies what is new in SRC
-since. Nobody else should append to DST meanwhile."""
+After an interruption, even by a kill, the same command continues: no record is duplicated or left out. It also copies newer records of
+SRC. No other program should append to DST meanwhile."""
 EXAMPLES = """\
   kvspool copy events archive --format kvj
   kvspool copy events for-go --format sej --lossy
@@ -34,21 +34,21 @@ LIMITS = ("segment_bytes", "total_bytes", "item_bytes", "items_per_blob", "chunk
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the command takes."""
-    parser.add_argument("source", metavar="SRC", type=Path, help="what is copied; nothing of it is changed")
-    parser.add_argument("target", metavar="DST", type=Path, help="where to; it is made if there is nothing")
+    """Declare the arguments."""
+    parser.add_argument("source", metavar="SRC", type=Path, help="the source; it is not changed")
+    parser.add_argument("target", metavar="DST", type=Path, help="the target; it is created if it doesn't exist")
     parser.add_argument("--start", type=options.start, default="earliest", metavar="START", help="a sequence or a time, as `read` has it")
     parser.add_argument("--end", type=options.count(0), metavar="N", help="up to this sequence, which is not included")
-    parser.add_argument("--limit", type=options.count(0), metavar="N", help="at most so many records from START on")
+    parser.add_argument("--limit", type=options.count(0), metavar="N", help="most records to copy from START on")
     parser.add_argument(
         "--gaps",
         choices=("raise", "skip"),
         default="raise",
-        help="what SRC has lost: end with code 7, or go on and name it (default: %(default)s); kvj leaves the sequences out in any case",
+        help="lost records of SRC: end with code 7, or continue and name them (default: %(default)s); kvj always omits their sequences",
     )
-    parser.add_argument("--lossy", action="store_true", help="go on although DST can't keep all that records have")
-    parser.add_argument("--append", action="store_true", help="behind other records that DST holds")
-    made = parser.add_argument_group("a DST that is made")
+    parser.add_argument("--lossy", action="store_true", help="continue although DST can't store all fields of the records")
+    parser.add_argument("--append", action="store_true", help="copy after other records of DST")
+    made = parser.add_argument_group("a new DST")
     made.add_argument("--format", choices=("spool", "queue", *FORMATS), help="default: that of SRC")
     options.add_codec(made, "of structured values (default: as in SRC)", default=None)
     made.add_argument("--capacity", type=options.size, metavar="SIZE", help="of a spool (default: room for all)")
@@ -57,15 +57,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     made.add_argument("--item-bytes", type=options.size, metavar="SIZE", help="of fixed")
     made.add_argument("--items-per-blob", type=options.count(1), metavar="N", help="of fixed")
     made.add_argument("--chunk-bytes", type=options.size, metavar="SIZE", help="of a queue")
-    origin = parser.add_argument_group("a SRC that another program has made")
-    origin.add_argument("--source-format", choices=("spool", "queue", "v1", *FORMATS), help="default: found out")
+    origin = parser.add_argument_group("a SRC of another program")
+    origin.add_argument("--source-format", choices=("spool", "queue", "v1", *FORMATS), help="default: detected")
     origin.add_argument("--source-item-bytes", type=options.size, metavar="SIZE", help="of fixed")
     origin.add_argument("--source-items-per-blob", type=options.count(1), metavar="N", help="of fixed")
     options.add_json(parser, "print the report as a JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Copy, and say what was copied."""
+    """Copy, and print the result."""
     given = {name: getattr(arguments, name) for name in ("codec", "capacity", *LIMITS)}
     origin = {name: getattr(arguments, f"source_{name}") for name in ("item_bytes", "items_per_blob")}
     with progress.shown("copying") as show:
@@ -106,20 +106,20 @@ def _words(done: CopyProgress) -> str:
 
 
 def _announce(plan: CopyPlan) -> None:
-    """Say what is going to be done."""
-    words = "going on with" if plan.is_continued else "copying"
+    """Print the plan."""
+    words = "continuing" if plan.is_continued else "copying"
     output.complain(f"{words} {plan.source} ({plan.source_format}) to {plan.target} ({plan.format}), from sequence {plan.first_sequence}")
     if not plan.keeps_sequences:
         output.complain("sequences are not kept" + ("" if plan.target_sequence is None else f": the next one is {plan.target_sequence}"))
     if plan.may_lose:
-        output.complain(f"{plan.format} has no room for {', '.join(plan.may_lose)} as {plan.source_format} has them")
+        output.complain(f"{plan.format} can't store {', '.join(plan.may_lose)} of {plan.source_format}")
 
 
 def _say(report: CopyReport) -> None:
     for gap in report.gaps:
         output.complain(str(gap))
     for place in report.torn:
-        output.complain(f"{place}: cut off there; the rest of the file was left out")
+        output.complain(f"{place}: incomplete frame; the rest of the file was left out")
     words = f"copied {report.records:,} {'record' if report.records == 1 else 'records'}, {sizes.show(report.bytes)}"
     if report.first_sequence is not None:
         words += f": sequences {report.first_sequence} to {report.last_sequence}"

@@ -1,4 +1,4 @@
-"""`kvspool create`: make a log."""
+"""`kvspool create`: create a log."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from kvspool.spool import format
 
 _OF_SPOOLS = ("capacity", "policy", "reader_expiry")
 NAME = "create"
-SUMMARY = "make a log"
+SUMMARY = "create a log"
 DESCRIPTION = """\
-Make a log at PATH. Its whole capacity, 64MiB by default, is reserved on disk at once, and bounds what it will ever take: when it is
-full the oldest records make room for new ones, unless --policy says that writers wait for durable readers. With --format a journal is
-made instead: a directory of segments that grows, until kvspool trim, or the rules given here, remove the oldest ones. The log is
-on disk, complete, when the command returns."""
+Create a log at PATH. Its whole capacity, 64MiB by default, is reserved on disk at once, and never exceeded: when it is full, new records
+overwrite the oldest ones, unless --policy lets writers wait for durable readers. With --format a journal is created instead: a growing
+directory of segments, until kvspool trim, or the rules given here, remove the oldest ones. The log is on disk, complete, when the
+command returns."""
 EXAMPLES = """\
   kvspool create events
   kvspool create events --capacity 1GiB --codec keyed
@@ -34,8 +34,8 @@ EXAMPLES = """\
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the command takes."""
-    options.add_path(parser, "where the log is to lie; its parent directory must exist")
+    """Declare the arguments."""
+    options.add_path(parser, "path of the new log; its parent directory must exist")
     parser.add_argument(
         "--format", choices=("spool", *FORMATS), default="spool", help="a spool, or a journal in such a format (default: %(default)s)"
     )
@@ -46,14 +46,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--policy",
         choices=format.POLICIES,
-        help="of a spool: when the ring is full of what a durable reader has yet to commit: overwrite it, block until the reader moves on, "
+        help="of a spool: if the ring is full of records that a durable reader has yet to commit: overwrite them, block until it moves on, "
         "or raise an error (default: overwrite)",
     )
     parser.add_argument(
         "--reader-expiry",
         type=options.seconds,
         metavar="S",
-        help="with block and raise: wait no more for a reader that has not moved for so many seconds (default: always wait)",
+        help="with block and raise: no longer wait for a reader without progress for S seconds (default: always wait)",
     )
     parser.add_argument(
         "--durability",
@@ -62,15 +62,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="when an append is on disk: after a sync (memory), within the sync interval (os), or at once (disk) (default: %(default)s)",
     )
     parser.add_argument("--sync-interval", type=options.interval, metavar="S", help="with os: seconds between two flushes (default: 1)")
-    parser.add_argument("--exist-ok", action="store_true", help="a log of the same settings that is there already is no error")
+    parser.add_argument("--exist-ok", action="store_true", help="accept an existing log of the same settings")
     options.add_files(parser)
-    options.add_json(parser, "print what `stats` says of the new log as a JSON object")
+    options.add_json(parser, "print the `stats` of the new log as a JSON object")
     _add_limits(parser.add_argument_group("journals"))
-    options.add_retention(parser.add_argument_group("what a journal keeps (default: everything)"))
+    options.add_retention(parser.add_argument_group("retention of a journal (default: everything)"))
 
 
 def _add_limits(parser: argparse._ActionsContainer) -> None:
-    """Add an option for each limit that any format takes."""
+    """Add an option for each limit of any format."""
     for name, formats in _limits().items():
         one = next(iter(formats.values()))
         is_size = name.endswith("bytes")
@@ -84,7 +84,7 @@ def _add_limits(parser: argparse._ActionsContainer) -> None:
 
 
 def _limits() -> dict[str, dict[str, inspect.Parameter]]:
-    """Return what the formats' constructors take: the parameter of each format, by its name."""
+    """Return the parameters of the formats' constructors: by name, the parameter of each format."""
     found: dict[str, dict[str, inspect.Parameter]] = {}
     for known in FORMATS.values():
         for name, parameter in inspect.signature(known).parameters.items():
@@ -93,22 +93,22 @@ def _limits() -> dict[str, dict[str, inspect.Parameter]]:
 
 
 def _given(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the options that were given and mean something for the format. Raises BadInput for one that doesn't."""
+    """Return the given options that apply to the format. Raises BadInput for any other."""
     is_spool = arguments.format == "spool"
     fitting = _OF_SPOOLS if is_spool else [name for name, formats in _limits().items() if arguments.format in formats]
     given = [name for name in (*_OF_SPOOLS, *_limits()) if getattr(arguments, name) is not None]
     for name in given:
         if name not in fitting:
             what = "spool" if is_spool else f"journal in the format {arguments.format}"
-            raise BadInput(f"--{name.replace('_', '-')} means nothing for a {what}")
+            raise BadInput(f"--{name.replace('_', '-')} is not an option of a {what}")
     return {name: getattr(arguments, name) for name in given}
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Make the log and say what it is."""
+    """Create the log and print its settings."""
     rules = options.retention(arguments)
     if rules is not None and arguments.format == "spool":
-        raise BadInput("retention is for journals; a spool keeps what fits into its capacity")
+        raise BadInput("retention is for journals; a spool keeps the records that fit into its capacity")
     try:
         log = kvspool.create(
             arguments.path,

@@ -1,4 +1,4 @@
-"""`kvspool doctor`: whether this host, a place on it, or a log there is in order."""
+"""`kvspool doctor`: check this host, a directory, or a log."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from kvspool.cli.checks import Check
 NAME = "doctor"
 SUMMARY = "check this host, and the log at a path"
 DESCRIPTION = """\
-Check what kvspool needs of this host, and say what to do where something is missing. With the PATH of a directory check the file system
-there; with that of a log read all of it and check every checksum. The exit code is 1 if a check failed; warnings don't count."""
+Check kvspool's requirements on this host, and say how to meet missing ones. With the PATH of a directory check its file system; with that
+of a log read all of it and check every checksum. The exit code is 1 if a check failed; warnings don't count."""
 EXAMPLES = """\
   kvspool doctor
   kvspool doctor /var/spool/events
@@ -25,13 +25,13 @@ _MARKS = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "b
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the command takes."""
-    parser.add_argument("path", metavar="PATH", type=Path, nargs="?", help="a log, or a directory where logs are to lie")
-    options.add_json(parser, "the same as one JSON object")
+    """Declare the arguments."""
+    parser.add_argument("path", metavar="PATH", type=Path, nargs="?", help="a log, or a directory for logs")
+    options.add_json(parser, "print the results as a JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Check, and print what was found."""
+    """Check, and print the results."""
     place = Path(tempfile.gettempdir()) if arguments.path is None else arguments.path.absolute()
     of_log = () if arguments.path is None else checks.of_log(place, arguments.plugins)
     done = list(chain(checks.of_host(), plugins.checks(arguments.plugins), checks.of_place(place), of_log))
@@ -56,4 +56,4 @@ def _print(done: Sequence[Check]) -> None:
     screen = output.console()
     screen.print(table)
     states = [check.state for check in done]
-    screen.print(f"\n{states.count('ok')} ok, {states.count('warn')} to look at, {states.count('fail')} failed")
+    screen.print(f"\n{states.count('ok')} ok, {states.count('warn')} warnings, {states.count('fail')} failed")

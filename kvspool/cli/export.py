@@ -1,4 +1,4 @@
-"""`kvspool export`: the records of a log as a file."""
+"""`kvspool export`: write the records of a log to a file."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from kvspool.transfer import exchange
 NAME = "export"
 SUMMARY = "write the records of a log to a file"
 DESCRIPTION = """\
-Write the records that are there now as JSON lines or as a Parquet file. JSON lines have the members sequence, timestamp (ns since
-1970), type, codec, key and value; what JSON can't say exactly stands in base64 in key_base64 and value_base64. `kvspool import` takes
-both back. The file appears when it is complete. Lost records are named on stderr; with --gaps raise they end the command with code 7."""
+Write the present records as JSON lines or as a Parquet file. JSON lines have the members sequence, timestamp (ns since 1970), type,
+codec, key and value; bytes that JSON can't represent are in base64 in key_base64 and value_base64. `kvspool import` reads both. The
+file appears when it is complete. Lost records are named on stderr; with --gaps raise they end the command with code 7."""
 EXAMPLES = """\
   kvspool export events -o events.jsonl
   kvspool export events --format parquet --from 1000 --to 2000 -o events.parquet
@@ -25,20 +25,20 @@ EXAMPLES = """\
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the command takes."""
+    """Declare the arguments."""
     options.add_path(parser, "the log")
     parser.add_argument("--format", choices=exchange.FORMATS, default="jsonl", help="of the file (default: %(default)s)")
     parser.add_argument(
         "--from", dest="start", type=options.start, default="earliest", metavar="START", help="a sequence or a time, as `read` has it"
     )
     parser.add_argument("--to", dest="end", type=options.count(0), metavar="N", help="up to this sequence, which is not included")
-    parser.add_argument("-o", dest="file", default="-", metavar="FILE", help="where to write; - is standard output (default: %(default)s)")
-    parser.add_argument("--gaps", choices=("raise", "yield"), default="yield", help="lost records: go on, or end (default: %(default)s)")
+    parser.add_argument("-o", dest="file", default="-", metavar="FILE", help="output file; - is standard output (default: %(default)s)")
+    parser.add_argument("--gaps", choices=("raise", "yield"), default="yield", help="lost records: end, or continue (default: %(default)s)")
     options.add_json(parser, "print the summary as a JSON object, on standard error if the records go to standard output")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the file and say what it holds."""
+    """Write the file and print a summary."""
     progress = Progress(shows=sys.stderr.isatty())
     with queues.open_spool(arguments.path) as log:
         try:

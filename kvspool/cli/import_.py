@@ -1,4 +1,4 @@
-"""`kvspool import`: the records of a file into a log."""
+"""`kvspool import`: append the records of a file to a log."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ NAME = "import"
 SUMMARY = "append the records of a file to a log"
 DESCRIPTION = """\
 Append the records of a file that `kvspool export` wrote, in order: JSON lines, or Parquet if its name ends in .parquet. A directory is
-taken for one of kvspool v1, with files NAME-N.sp; those that it has made since December 2017 can't be read. Timestamps, types, keys,
-codecs and values stay what they were; sequences are new. A bad line ends the
-command: its number and reason are shown, and how far it came. The log must exist."""
+read as one of kvspool v1, with files NAME-N.sp; files that kvspool v1 wrote since December 2017 can't be read. Timestamps, types, keys,
+codecs and values stay the same; sequences are new. An invalid line ends the command, which prints its number, the reason and the number
+of imported records. The log must exist."""
 EXAMPLES = """\
   kvspool import events.jsonl events
   gunzip < events.jsonl.gz | kvspool import - events
@@ -27,17 +27,17 @@ EXAMPLES = """\
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the command takes."""
-    parser.add_argument("file", metavar="FILE", help="what to import; - is standard input")
+    """Declare the arguments."""
+    parser.add_argument("file", metavar="FILE", help="file to import; - is standard input")
     options.add_path(parser, "the log")
     parser.add_argument("--format", choices=exchange.FORMATS, help="of the file (default: by its name)")
     parser.add_argument("--from-v1", action="store_true", help="FILE is a spool directory of kvspool v1")
-    parser.add_argument("--unread", action="store_true", help="of kvspool v1: only what its reader has not read")
+    parser.add_argument("--unread", action="store_true", help="of kvspool v1: only records that its reader has not read")
     options.add_json(parser, "print the summary as a JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Append the records and say what was appended."""
+    """Append the records and print a summary."""
     progress = Progress(shows=sys.stderr.isatty())
     with queues.open_spool(arguments.path) as log:
         try:
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
         output.print_json(done)
         return 0
     for place in done.torn:
-        output.complain(f"{place}: cut off there; the rest of the file was left out")
+        output.complain(f"{place}: incomplete frame; the rest of the file was left out")
     words = f"imported {done.records:,} records"
     print(words + (f": sequences {done.first_sequence} to {done.last_sequence}" if done.records else ""), file=sys.stderr)
     return 0

@@ -1,4 +1,4 @@
-"""Lines that may trickle in: what is there now, in batches, never held back by what is still to come."""
+"""Read lines in batches that never wait for later input."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from kvspool.cli.options import BadInput
 from kvspool.engine import sizes
 from kvspool.system.handles import Handle
 
-CHUNK = 1 << 16  # bytes; what a pipe holds
-BATCH_BYTES = 1 << 20  # bytes; a batch of long lines stays small however many lines it may have
+CHUNK = 1 << 16  # bytes; the size of a pipe
+BATCH_BYTES = 1 << 20  # bytes; limits a batch of long lines
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Some lines, without their line ends; `first` is the number of the first of them, counted from 1."""
+    """Some lines, without their line ends; `first` is the number of the first one, counted from 1."""
 
     first: int
     lines: list[bytes]
@@ -28,10 +28,10 @@ class Batch:
 
 
 class LineReader(Handle):
-    """Reads lines from a descriptor. It reads past Python's buffers, so that `select` tells whether more is there."""
+    """Reads lines from a descriptor, without Python's buffers, so that `select` shows whether more input is available."""
 
     def __init__(self, fd: int, *, most: int, longest: int) -> None:
-        """Read from `fd`, in batches of `most` lines at most; a line of more than `longest` bytes is BadInput."""
+        """Read from `fd`, in batches of at most `most` lines; a line of more than `longest` bytes is BadInput."""
         self._fd = fd
         self._most = most
         self._longest = longest
@@ -41,7 +41,7 @@ class LineReader(Handle):
         self._rest = bytearray()
 
     def batches(self) -> Iterator[Batch]:
-        """Return the batches. One is handed out when it is full, when the input pauses, and at its end."""
+        """Yield the batches: when one is full, when the input pauses, and at its end."""
         while True:
             ready, _, _ = select.select([self._fd], [], [], 0 if self._lines else None)
             if not ready:

@@ -1,4 +1,4 @@
-"""The values that options take, and the options that several commands share."""
+"""Types of option values, and options shared by several commands."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from kvspool.record import STRUCTURED
 from kvspool.spool.format import CONTROL_FILE
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-END = datetime(2262, 1, 1, tzinfo=UTC)  # 2**63 ns after the epoch is later in that year
+END = datetime(2262, 1, 1, tzinfo=UTC)  # 2**63 ns after the epoch is in that year
 
 _AGES = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 class BadInput(KvspoolError, ValueError):
-    """What the user gave can't be used. Nothing of it was stored."""
+    """Invalid input of the user. Nothing of it was stored."""
 
     exit_code = 2
 
@@ -42,12 +42,12 @@ def add_json(parser: argparse._ActionsContainer, words: str) -> None:
 
 
 def add_codec(parser: argparse._ActionsContainer, words: str, default: str | None = "json") -> None:
-    """Add the option --codec of a log that is made."""
+    """Add the option --codec of a new log."""
     parser.add_argument("--codec", choices=tuple(STRUCTURED), default=default, help=words)
 
 
 def add_files(parser: argparse._ActionsContainer) -> None:
-    """Add the options that say what files a log that is made gets, and where."""
+    """Add the options for the files of a new log."""
     parser.add_argument("--mode", type=mode, default="600", help="permission bits of the files, in octal (default: %(default)s)")
     parser.add_argument(
         "--allow-unsafe-fs",
@@ -58,54 +58,54 @@ def add_files(parser: argparse._ActionsContainer) -> None:
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say how records are shown."""
+    """Add the options for the output of records."""
     parser.add_argument(
         "--gaps",
         choices=("raise", "yield", "skip"),
         default="yield",
-        help="lost records: show the gap in their place (yield, the default), end with code 7 (raise), or go on silently (skip)",
+        help="lost records: print the gap (yield, the default), end with code 7 (raise), or continue silently (skip)",
     )
     forms = parser.add_mutually_exclusive_group()
-    add_json(forms, "one JSON object for each record, with everything that it holds")
-    forms.add_argument("--values", action="store_true", help="the stored bytes of the values alone, one a line, as they are")
+    add_json(forms, "one JSON object for each record, with all of its fields")
+    forms.add_argument("--values", action="store_true", help="only the stored bytes of the values, one value a line")
 
 
 def add_in_use(parser: argparse._ActionsContainer) -> None:
-    """Add the option --timeout of a command that needs a log which nobody else uses."""
+    """Add the option --timeout of a command that needs exclusive use of a log."""
     parser.add_argument(
-        "--timeout", type=seconds, default=0.0, metavar="S", help="seconds to wait until nobody uses the log (default: %(default)s)"
+        "--timeout", type=seconds, default=0.0, metavar="S", help="seconds to wait until the log is not in use (default: %(default)s)"
     )
 
 
 def add_isolation(parser: argparse.ArgumentParser) -> None:
     """Add the option --synced."""
-    parser.add_argument("--synced", action="store_true", help="only records that are on disk, which the death of the machine can't take")
+    parser.add_argument("--synced", action="store_true", help="only records on disk, which a crash of the machine can't remove")
 
 
 def isolation(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return what `read` and `follow` are told of --synced; nothing without it, so that logs which don't know it are read all the same."""
+    """Return the argument of `read` and `follow` for --synced; empty without it, for logs that don't support it."""
     return {"isolation": "synced"} if arguments.synced else {}
 
 
 def add_retention(parser: argparse._ActionsContainer) -> None:
-    """Add the options that say what a journal keeps."""
-    parser.add_argument("--max-bytes", type=size, metavar="SIZE", help="of a journal: the oldest segments go beyond this size")
+    """Add the options for the retention of a journal."""
+    parser.add_argument("--max-bytes", type=size, metavar="SIZE", help="of a journal: remove the oldest segments beyond this size")
     parser.add_argument(
-        "--max-age", type=age, metavar="AGE", help="of a journal: segments go whose newest record is older, in seconds, or as 90m, 12h, 30d"
+        "--max-age", type=age, metavar="AGE", help="of a journal: remove segments with only older records; in seconds, or as 90m, 12h, 30d"
     )
-    parser.add_argument("--by-readers", action="store_true", help="of a journal: what every durable reader has committed goes")
+    parser.add_argument("--by-readers", action="store_true", help="of a journal: remove records that every durable reader has committed")
     parser.add_argument(
         "--floor",
         type=floor,
         metavar="FLOOR",
-        help="of a journal: what stays whatever the limits say: a sequence from which on all is kept, or records:N, bytes:SIZE, segments:N "
-        "of the newest, or several with commas",
+        help="of a journal: records to keep in any case: a sequence from which on all are kept, or records:N, bytes:SIZE, segments:N "
+        "of the newest, or several separated by commas",
     )
     parser.add_argument("--force", action="store_true", help="of a journal: the limits don't wait for durable readers; those get a gap")
 
 
 def retention(arguments: argparse.Namespace) -> Retention | None:
-    """Return the rules that the options say; None without any."""
+    """Return the rules of the options; None without any."""
     rules = Retention(
         max_bytes=arguments.max_bytes,
         max_age=arguments.max_age,
@@ -118,15 +118,15 @@ def retention(arguments: argparse.Namespace) -> Retention | None:
 
 @contextmanager
 def opened_journal(path: Path, otherwise: str) -> Iterator[Journal]:
-    """Open the journal at a path inside the `with` block. Raises BadInput for another log, with what holds for that."""
+    """Open the journal at a path for the `with` block. Raises BadInput for another log, with the text `otherwise`."""
     with kvspool.open(path) as log:
         if not isinstance(log, Journal):
-            raise BadInput(f"{path} is no journal: {otherwise}")
+            raise BadInput(f"{path} is not a journal: {otherwise}")
         yield log
 
 
 def refuse_journal(path: Path, instead: str) -> None:
-    """Raise BadInput for a journal, for a command that is for spools alone, with what to do instead."""
+    """Raise BadInput for a journal in a command for spools, with an alternative."""
     if not os.path.lexists(path / CONTROL_FILE) and journals.find(path) is not None:
         raise BadInput(f"{path} is a journal, not a spool: {instead}")
 
@@ -140,7 +140,7 @@ def size(text: str) -> int:
 
 
 def mode(text: str) -> int:
-    """Return permission bits, which are written in octal."""
+    """Return permission bits, written in octal."""
     try:
         return int(text, 8)
     except ValueError:
@@ -148,7 +148,7 @@ def mode(text: str) -> int:
 
 
 def start(text: str) -> Start:
-    """Return the place to begin at. Times are printed in UTC, so one without a zone is taken as UTC."""
+    """Return a start. Times are printed in UTC, so one without a zone is in UTC."""
     if text in ("earliest", "latest"):
         return text
     try:
@@ -165,7 +165,7 @@ def start(text: str) -> Start:
 
 
 def count(least: int, most: int | None = None) -> Callable[[str], int]:
-    """Return the parser of a whole number within limits."""
+    """Return a parser for whole numbers within limits."""
 
     def parse(text: str) -> int:
         try:
@@ -192,7 +192,7 @@ def seconds(text: str) -> float:
 
 
 def age(text: str) -> float:
-    """Return a duration in seconds, which may be written in minutes, hours or days."""
+    """Return a duration in seconds, written in seconds, minutes, hours or days."""
     unit = _AGES.get(text[-1:].lower())
     return seconds(text) if unit is None else seconds(text[:-1]) * unit
 
@@ -206,7 +206,7 @@ def show_age(seconds: float) -> str:
 
 
 def floor(text: str) -> Floor:
-    """Return what stays in any case."""
+    """Return a retention floor."""
     parts: dict[str, int] = {}
     for part in text.split(","):
         name, _, number = part.rpartition(":")
@@ -218,7 +218,7 @@ def floor(text: str) -> Floor:
 
 
 def interval(text: str) -> float:
-    """Return a duration that is longer than nothing."""
+    """Return a duration greater than 0."""
     number = seconds(text)
     if number < 0.01:
         raise argparse.ArgumentTypeError(f"at least 0.01 seconds, not {text!r}")

@@ -1,7 +1,7 @@
-"""What the commands write: records as lines, as JSON or as bytes; words on stderr.
+"""The output of the commands: records as lines, as JSON or as bytes; messages on stderr.
 
-A record may come from anybody, so nothing of it reaches a terminal as a control character: a hostile value can't move the cursor,
-change the title, or turn the direction of the line. Only `--values` hands out bytes as they are.
+Records may be untrusted, so none of their control characters reaches a terminal: a hostile value can't move the cursor, change the title,
+or reverse the direction of the line. Only `--values` writes raw bytes.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-LONGEST = 500  # characters of a value in the form for people; --json has all of it
-WIDEST = 1000  # characters of a table that doesn't go to a terminal
-_MARKS = "\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"  # what JSON leaves as it is, and a terminal obeys
+LONGEST = 500  # characters of a value in lines; --json prints all of it
+WIDEST = 1000  # characters of a table that isn't on a terminal
+_MARKS = "\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"  # characters that JSON doesn't escape, and a terminal obeys
 _UNSAFE = re.compile(f"[\x00-\x1f{_MARKS}\ud800-\udfff]")
 _UNSAFE_IN_JSON = re.compile(f"[{_MARKS}]")
 _BEYOND_JSON = (Undecodable, TypeError, ValueError, OverflowError, RecursionError)
@@ -38,14 +38,14 @@ Show = Callable[[Any], None]
 
 
 def prepare() -> None:
-    """Let both streams take any text, whatever the terminal's encoding is."""
+    """Let both streams accept any text, whatever the terminal's encoding."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
 
 
 def settle() -> None:
-    """Write out what is left; where nobody takes it any more, let go of it, so that the interpreter's end stays silent."""
+    """Flush the output; if its reader has closed it, discard it, so that the interpreter exits silently."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -60,23 +60,23 @@ def complain(words: str) -> None:
 
 
 def escape(text: str) -> str:
-    """Return the text with everything that a terminal would obey written as \\x1b."""
+    """Return the text with every character that a terminal would obey written as \\x1b."""
     return _UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Return a rich console, which is costly to import and so is made where it is needed."""
+    """Return a rich console; created on demand, since importing rich is slow."""
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
-    # What is piped on isn't wrapped.
+    # Piped output isn't wrapped.
     return Console(stderr=stderr, width=None if stream.isatty() else WIDEST, highlight=False, markup=False, emoji=False)
 
 
 def print_records(items: Iterable[Any], arguments: Namespace, *, live: bool = False) -> None:
-    """Write records and gaps in the form that was asked for; `live`: each at once, since the next one may be long in coming.
+    """Write records and gaps in the requested form; `live`: each at once, since the next one may take long.
 
-    Iterators of logs hold descriptors, so they are closed in the end.
+    Iterators of logs hold descriptors, so they are closed at the end.
     """
     show = _form(arguments)
     try:
@@ -107,7 +107,7 @@ def _print_value(item: Any) -> None:
 
 
 def _terminal() -> Show:
-    """Return what shows an item in colours, cut to the width of the terminal."""
+    """Return a function that prints an item in colours, cut to the width of the terminal."""
     from rich.text import Text
 
     screen = console()
@@ -120,7 +120,7 @@ def _terminal() -> Show:
 
 
 def parts(item: Any) -> list[tuple[str, str]]:
-    """Return the columns of an item's line, each with the style that it has on a terminal."""
+    """Return the columns of an item's line, each with its style on a terminal."""
     if isinstance(item, Gap):
         return [(escape(f"-- {item}"), "bold red")]
     further = [(escape(f"{name}={_plain(value)}"), "magenta") for name, value in _further(item).items()]
@@ -136,19 +136,19 @@ def parts(item: Any) -> list[tuple[str, str]]:
 
 
 def moment(when: datetime) -> str:
-    """Return a time in UTC as 2026-01-31T12:00:00.000000Z, in which --start takes it back."""
+    """Return a time in UTC as 2026-01-31T12:00:00.000000Z, which --start accepts."""
     return when.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def _further(record: Record) -> dict[str, Any]:
-    """Return what a log of several logs adds to its records, such as `shard` or `client`."""
+    """Return the fields that a log of several logs adds to its records, such as `shard` or `client`."""
     if type(record) is Record:
         return {}
     return {name: getattr(record, name) for name in record.__struct_fields__ if name not in Record.__struct_fields__}
 
 
 def _plain(value: Any) -> str:
-    """Return a value for people; bytes as text where they are UTF-8."""
+    """Return a value as readable text; bytes as text if they are UTF-8."""
     if not isinstance(value, bytes):
         return str(value)
     try:
@@ -177,7 +177,7 @@ def print_json(value: Any) -> None:
     try:
         line = _encode(value)
     except UnicodeEncodeError:
-        # A path whose bytes are not UTF-8 holds lone surrogates, which only escapes can write.
+        # A path that is not UTF-8 has lone surrogates, which can only be written as escapes.
         line = json.dumps(msgspec.to_builtins(value)).encode()
     if not line.isascii() or b"\x7f" in line:
         line = _UNSAFE_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", line.decode()).encode()
@@ -205,7 +205,7 @@ def _codec_name(codec: int) -> str | int:
 
 
 def _value_member(record: Record) -> Any:
-    """Return the value as it was appended, if JSON can say it; its bytes in base64 otherwise."""
+    """Return the appended value, if JSON can represent it; its bytes in base64 otherwise."""
     try:
         data = record.data
         return _text_or_base64(data) if isinstance(data, bytes) else msgspec.Raw(_encode(data))

@@ -1,13 +1,13 @@
 """Commands and logs of packages above this one, found through the entry-point group `kvspool.commands`.
 
-An entry point names a module that offers
+An entry point names a module with
 
     add_commands(subparsers) -> None     add sub-parsers, each with `set_defaults(run=...)`
-    open_log(path) -> Log | None         optional: open what this package knows lies at the path, None if it isn't its own
-    checks() -> Iterable[Check]          optional: what `doctor` looks at for it
+    open_log(path) -> Log | None         optional: open this package's log at the path, None if it isn't its own
+    checks() -> Iterable[Check]          optional: its checks for `doctor`
 
-so that `read`, `tail` and `stats` open everything that is installed, while this package imports nothing above it. A plugin that fails
-costs one line on stderr, never the command.
+so that `read`, `tail` and `stats` open the logs of all installed packages, while this package imports nothing above it. A failing plugin
+causes one line on stderr, and the command continues.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ GROUP = "kvspool.commands"
 
 
 class Log(Protocol):
-    """What the commands need of a log, wherever it comes from.
+    """The interface of a log that the commands need, of any package.
 
-    `stats` returns a `msgspec.Struct`, or a list of them where the log is made of several. Records are `kvspool.Record`, or a subclass
-    whose further fields are shown too.
+    `stats` returns a `msgspec.Struct`, or a list of them for a log of several logs. Records are `kvspool.Record`, or a subclass whose
+    further fields are shown too.
     """
 
     def read(
@@ -56,7 +56,7 @@ class Log(Protocol):
 
 
 def load() -> list[ModuleType]:
-    """Return the modules of all plugins, in the order of their names; those that can't be imported are warned of and left out."""
+    """Return the modules of all plugins, in the order of their names; one that can't be imported is left out with a warning."""
     modules = []
     for entry_point in sorted(metadata.entry_points(group=GROUP), key=lambda found: found.name):
         try:
@@ -76,7 +76,7 @@ def add_commands(subparsers: Any, plugins: list[ModuleType]) -> None:
 
 
 def checks(plugins: list[ModuleType]) -> Iterator[Any]:
-    """Yield what `doctor` looks at for the plugins."""
+    """Yield the checks of the plugins for `doctor`."""
     for plugin in plugins:
         try:
             yield from plugin.checks() if hasattr(plugin, "checks") else ()
@@ -86,7 +86,7 @@ def checks(plugins: list[ModuleType]) -> Iterator[Any]:
 
 @contextmanager
 def opened(path: Path, plugins: list[ModuleType]) -> Iterator[Log]:
-    """Open the log at `path`, ours or a plugin's, inside the `with` block. Raises what `kvspool.open` raises if it is nobody's."""
+    """Open the log at `path`, kvspool's or a plugin's, for the `with` block. Raises the errors of `kvspool.open` if no plugin knows it."""
     log = _open(path, plugins)
     try:
         yield log
@@ -106,7 +106,7 @@ def _open(path: Path, plugins: list[ModuleType]) -> Log:
 
 
 def _ask(plugin: ModuleType, path: Path) -> Log | None:
-    """Return the plugin's log at `path`. Its own log's damage, and the system's refusal, are the user's business; its bugs aren't."""
+    """Return the plugin's log at `path`. Damage of its own log, and errors of the system, are reported to the user; its bugs aren't."""
     open_log = getattr(plugin, "open_log", None)
     try:
         log: Log | None = None if open_log is None else open_log(path)

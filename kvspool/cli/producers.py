@@ -1,4 +1,4 @@
-"""`kvspool producers`: who appends numbered batches to a log."""
+"""`kvspool producers`: show or forget the producers of a log."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 NAME = "producers"
 SUMMARY = "show or forget the producers of a log"
 DESCRIPTION = """\
-Show the producers of a log: who appends numbered batches, of which each record is stored once; Spark's sinks do. For each one the last
-batch, how many of its records are there, and the last batch that is there in full. Names are shown as far as the log keeps them, 44 bytes.
-With --json one object for each, with the field names of the library. A producer that is forgotten keeps its records; a batch of it that
-comes again is appended again."""
+Show the producers of a log. They append numbered batches, of which each record is stored once, as Spark's sinks do. Shows for each one the
+last batch, how many of its records are stored, and the last batch that is stored in full. The log keeps 44 bytes of each name. With --json
+one object for each, with the field names of the library. The records of a forgotten producer stay; if it repeats a batch, the records are
+appended again."""
 EXAMPLES = """\
   kvspool producers events
-  kvspool producers events --json | jq 'select(.last != .batch).name'    those whose last batch is not there in full
+  kvspool producers events --json | jq 'select(.last != .batch).name'    those whose last batch is not stored in full
   kvspool producers events --forget 8e1d2c3a-6b1f-4d55-9a77-02d1c2b3a4f5/0"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the command takes."""
+    """Declare the arguments."""
     options.add_path(parser, "the log")
     options.add_json(parser, "one JSON object for each producer")
-    parser.add_argument("--forget", metavar="NAME", action="append", help="let the log forget this producer; may be given several times")
+    parser.add_argument("--forget", metavar="NAME", action="append", help="forget this producer; may be given several times")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise BadInput(f"{arguments.path} holds several logs, or is a queue; producers belong to one spool or journal")
         if arguments.forget:
             known = log.forget_producers(arguments.forget)
-            print(f"{known} of {len(arguments.forget)} producers were known, and are forgotten")
+            print(f"forgot {known} of {len(arguments.forget)} producers; the log didn't know the others")
             return 0
         found = log.producers()
     if arguments.json:

@@ -1,4 +1,4 @@
-"""How far long work has got, on a terminal."""
+"""The progress of long operations, on a terminal."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from kvspool.cli import output
 
 @contextmanager
 def shown(words: str) -> Iterator[Callable[..., None]]:
-    """Give the function that is told `done` and `all`, and perhaps other words; it draws a bar on stderr if that is a terminal. The bar
-    goes with the block."""
+    """Return a function to call with `done`, `all` and optionally other text; it draws a bar on stderr if that is a terminal. The bar
+    disappears at the end of the block.
+    """
     if not sys.stderr.isatty():
         yield lambda done, all, said=words: None
         return

@@ -1,4 +1,4 @@
-"""What the commands do with a queue in QewQew's files, in place of what they do with a log."""
+"""The commands for a queue in QewQew's files, instead of a log."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kvspool.system.handles import Handle
 
 
 class QueueLog(Handle):
-    """A queue as a log that can be looked at: its entries have numbers from the front on, and neither keys nor times."""
+    """A queue as a readable log: its entries are numbered from the front, and have neither keys nor times."""
 
     def __init__(self, queue: ChunkQueue) -> None:
         self.queue = queue
@@ -26,12 +26,12 @@ class QueueLog(Handle):
     def read(
         self, start: Start = "earliest", *, limit: int | None = None, on_gap: OnGap = "raise", isolation: Isolation = "appended"
     ) -> Iterator[Record]:
-        """Yield the entries that are there; none is taken out."""
+        """Yield the present entries; none is taken out."""
         if start == "latest":
             return
         first = 0 if start == "earliest" else start
         if not isinstance(first, int) or isolation != "appended":
-            raise BadInput(f"{self.queue.path} is a queue: its entries have no times, and it isn't known which of them are on disk")
+            raise BadInput(f"{self.queue.path} is a queue: its entries have no times, and which of them are on disk is unknown")
         entries = islice(enumerate(self.queue), first, None if limit is None else first + limit)
         for number, entry in entries:
             yield Record(number, 0, 0, None, entry)
@@ -45,11 +45,11 @@ class QueueLog(Handle):
         on_gap: OnGap = "raise",
         isolation: Isolation = "appended",
     ) -> Iterator[Record]:
-        """Refuse: who waits for the entries of a queue takes them out."""
-        raise BadInput(f"{self.queue.path} is a queue: its entries can be read, but who waits for them takes them out")
+        """Refuse: waiting for the entries of a queue takes them out."""
+        raise BadInput(f"{self.queue.path} is a queue: its entries can be read, but not followed; waiting for them takes them out")
 
     def stats(self) -> QueueStats:
-        """Return what the queue holds."""
+        """Return the statistics of the queue."""
         return self.queue.stats()
 
     def close(self) -> None:
@@ -58,30 +58,30 @@ class QueueLog(Handle):
 
 
 def open_log(path: Path) -> Spool | Journal:
-    """Open a log for a command that means nothing for a queue. Raises BadInput, besides what `kvspool.open` does."""
+    """Open a log for a command that doesn't support queues. Raises BadInput, and the errors of `kvspool.open`."""
     if is_queue(path):
-        raise BadInput(f"{path} is a queue, which this command does not know; see kvspool.queue in the library")
+        raise BadInput(f"{path} is a queue, which this command does not support; see kvspool.queue in the library")
     return logs.open_store(path)
 
 
 def open_spool(path: Path) -> Spool:
-    """Open a spool for a command that means nothing for other logs. Raises BadInput, besides what `kvspool.open` does."""
+    """Open a spool for a command that doesn't support other logs. Raises BadInput, and the errors of `kvspool.open`."""
     log = open_log(path)
     if isinstance(log, Journal):
         log.close()
-        raise BadInput(f"{path} is a journal, which this command does not know")
+        raise BadInput(f"{path} is a journal, which this command does not support")
     return log
 
 
 def show(report: QueueVerifyReport) -> None:
-    """Print what a look at every file found."""
+    """Print the result of a check."""
     for problem in report.problems:
         print(output.escape(f"damaged: {problem}"))
     print(f"{report.entries:,} entries in {report.chunks:,} chunks add up; the format has no checksums")
 
 
 def show_repair(report: QueueRepairReport) -> None:
-    """Print what a repair did."""
+    """Print the result of a repair."""
     for line in report.done:
         print(output.escape(line))
     show(report.verify)

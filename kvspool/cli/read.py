@@ -1,4 +1,4 @@
-"""`kvspool read`: the records that are there now."""
+"""`kvspool read`: print the present records."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import argparse
 from kvspool.cli import options, output, plugins
 
 NAME = "read"
-SUMMARY = "print the records that are there now"
+SUMMARY = "print the present records"
 DESCRIPTION = f"""\
 Print records, one a line: time (UTC), sequence, key, value. Long values are cut at {output.LONGEST} characters, or to the width of
-the terminal; --json has all of them. Where records were lost, a line in their place says which and why.
-The entries of a queue in QewQew's files are shown with their numbers from the front on; none is taken out.
+the terminal; --json prints them whole. For lost records a line says which and why.
+The entries of a queue in QewQew's files are printed with their numbers from the front; none is taken out.
 
 With --json each line is an object with sequence, timestamp (ns since 1970), time, type, codec, key and value. Keys and values that
 are not text are {{"base64": ...}}. Lost records are {{"gap": {{first, last, reason, count, path}}}}."""
@@ -22,7 +22,7 @@ EXAMPLES = """\
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the command takes."""
+    """Declare the arguments."""
     options.add_path(parser, "the log")
     parser.add_argument(
         "--start",
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="earliest",
         help="earliest, latest, a sequence, or an ISO time (without a zone: UTC) (default: %(default)s)",
     )
-    parser.add_argument("--limit", type=options.count(0), metavar="N", help="at most so many records")
+    parser.add_argument("--limit", type=options.count(0), metavar="N", help="most records to print")
     options.add_isolation(parser)
     options.add_output(parser)
 

@@ -1,4 +1,4 @@
-"""`kvspool readers`: who keeps a place in a log."""
+"""`kvspool readers`: show, set or delete the durable readers of a log."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ NAME = "readers"
 ALIASES = ("offsets",)
 SUMMARY = "show, set or delete the durable readers of a log"
 DESCRIPTION = """\
-Show the durable readers of a log: where each stands and how far it is behind; of a spool also when it last committed, and whether
-somebody has it open. With --json one object for each, with the field names of the library. `kvspool offsets` is the same command:
-the place of a reader is what journals call an offset."""
+Show the durable readers of a log: position and lag; of a spool also the time of the last commit, and whether it is open. With --json one
+object for each, with the field names of the library. `kvspool offsets` is the same command: journals call the position of a reader an
+offset."""
 EXAMPLES = """\
   kvspool readers events
   kvspool readers events --json | jq 'select(.lag.seconds > 60).name'
-  kvspool readers events --set billing 1000      it must not be open; made if it isn't there
-  kvspool readers events --delete billing        it must not be open; a new one begins anew
+  kvspool readers events --set billing 1000      it must not be open; created if it doesn't exist
+  kvspool readers events --delete billing        it must not be open; a new one has no position
   kvspool readers events --delete-slot 3         for one whose name is damaged"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the command takes."""
+    """Declare the arguments."""
     options.add_path(parser, "the log")
     options.add_json(parser, "one JSON object for each reader")
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--delete", metavar="NAME", help="forget this reader and its place")
-    which.add_argument("--delete-slot", metavar="N", type=options.count(0, 63), help="of a spool: forget the reader in this slot")
+    which.add_argument("--delete", metavar="NAME", help="delete this reader and its position")
+    which.add_argument("--delete-slot", metavar="N", type=options.count(0, 63), help="of a spool: delete the reader in this slot")
     which.add_argument(
-        "--set", metavar=("NAME", "START"), nargs=2, help="let this reader go on at earliest, latest, a sequence, or an ISO time"
+        "--set", metavar=("NAME", "START"), nargs=2, help="set this reader to earliest, latest, a sequence, or an ISO time"
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the readers, or delete one."""
+    """Print the readers, or set or delete one."""
     with plugins.opened(arguments.path, arguments.plugins) as log:
         if not hasattr(log, "readers"):
             raise BadInput(f"{arguments.path} holds several logs, or is a queue; readers belong to one of them")
@@ -79,7 +79,7 @@ def _set(log: Any, name: str, text: str) -> None:
         raise
     except (ValueError, argparse.ArgumentTypeError) as error:
         raise BadInput(str(error)) from error
-    print(output.escape(f"the reader {name!r} goes on at sequence {sequence}"))
+    print(output.escape(f"the reader {name!r} continues at sequence {sequence}"))
 
 
 def _delete(log: Any, name: str | int) -> None:
@@ -95,13 +95,13 @@ def _delete(log: Any, name: str | int) -> None:
 
 
 def _short_table(found: list[Consumer]) -> Table:
-    """Return a row for each reader of a journal, of which only the place is known."""
+    """Return a row for each reader of a journal, of which only the position is known."""
     from rich.table import Table
     from rich.text import Text
 
     table = Table(header_style="bold cyan")
-    for title in ("reader", "next", "records behind", "state"):
-        table.add_column(title, justify="right" if title in ("next", "records behind") else "left", overflow="fold")
+    for title in ("reader", "next", "record lag", "state"):
+        table.add_column(title, justify="right" if title in ("next", "record lag") else "left", overflow="fold")
     for one in found:
         place = ["-", "-"] if one.sequence is None else [f"{one.sequence:,}", f"{one.lag:,}"]
         table.add_row(*(Text(output.escape(cell)) for cell in (one.name, *place, one.problem)))
@@ -114,8 +114,8 @@ def _table(found: list[Any]) -> Table:
     from rich.text import Text
 
     table = Table(header_style="bold cyan")
-    for title in ("reader", "slot", "next", "records behind", "bytes behind", "seconds behind", "committed", "state"):
-        right = title in ("slot", "next") or title.endswith("behind")
+    for title in ("reader", "slot", "next", "record lag", "byte lag", "time lag", "committed", "state"):
+        right = title in ("slot", "next") or title.endswith("lag")
         table.add_column(title, justify="right" if right else "left", overflow="fold")
     for one in found:
         cells = [one.name, str(one.slot), *_place(one), when(one.updated), _state(one)]

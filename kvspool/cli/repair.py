@@ -1,4 +1,4 @@
-"""`kvspool repair`: let a log take records again after a failed flush, or with a damaged control block."""
+"""`kvspool repair`: repair a log after a failed flush, or with damage."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from kvspool.journal.repair import JournalRepairReport
 from kvspool.queue import QueueRepairReport
 
 NAME = "repair"
-SUMMARY = "put a log in order after a failed flush or damage"
+SUMMARY = "repair a log after a failed flush or damage"
 DESCRIPTION = """\
-Put a log in order whose flush to disk failed, or that is damaged. Where a spool's control block can't be true, it is made anew from
-the records. What is damaged in the segments of a journal is taken out, into files of its own beside them. Then what may not be on
-disk is written again, and only if that succeeds the log takes records again. No sound record is discarded. Refused while a writer
-holds the log. The exit code is 5 if records are damaged or missing.
-Of a queue, the pointers and references are mended; chunks that have no place in it are renamed to NAME.ID.lost."""
+Repair a log that is damaged, or whose flush to disk failed. An impossible control block of a spool is rebuilt from the records. Damaged
+bytes in the segments of a journal are moved to separate files next to them. Then all bytes that may not be on disk are written again, and
+only if that succeeds the log takes records again. No sound record is discarded. Refused while a writer holds the log. The exit code is 5
+if records are damaged or missing.
+Of a queue, the pointers and references are fixed; chunks that are not part of the chain are renamed to NAME.ID.lost."""
 EXAMPLES = """\
   kvspool repair events
   kvspool repair events --timeout 60"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the command takes."""
+    """Declare the arguments."""
     options.add_path(parser, "the log")
     parser.add_argument(
         "--timeout", type=options.seconds, default=10.0, metavar="S", help="seconds to wait for each lock (default: %(default)g)"
     )
-    options.add_json(parser, "the report as a JSON object")
+    options.add_json(parser, "print the report as a JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Repair, and say what was done."""
+    """Repair, and print the result."""
     report = kvspool.repair(arguments.path, timeout=arguments.timeout)
     if arguments.json:
         output.print_json(report)
@@ -51,15 +51,15 @@ def _show(report: RepairReport | JournalRepairReport | QueueRepairReport) -> Non
     elif report.recovery is not None:
         print(output.escape(str(report.recovery)))
     if report.sync_error:
-        print(f"the flush that had failed (errno {report.sync_error}) has succeeded now; the log takes records again")
+        print(f"the failed flush (errno {report.sync_error}) has now succeeded; the log takes records again")
     verify.show(report.verify)
 
 
 def _show_segments(report: JournalRepairReport) -> None:
     for one in report.removed:
-        words = f"took {one.size:,} bytes out of {one.segment} at position {one.position}, where sequence {one.sequence} should be"
-        print(output.escape(f"{words}; they lie in {one.kept}"))
+        words = f"removed {one.size:,} bytes from {one.segment} at position {one.position}, where sequence {one.sequence} should be"
+        print(output.escape(f"{words}; they are kept in {one.kept}"))
     for base in report.headers:
-        print(f"wrote the header of the segment from sequence {base} on anew")
+        print(f"rewrote the header of the segment from sequence {base} on")
     for base in report.begun:
-        print(f"a segment begins at sequence {base} now")
+        print(f"a segment now begins at sequence {base}")

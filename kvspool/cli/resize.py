@@ -1,4 +1,4 @@
-"""`kvspool resize`: give a log another size."""
+"""`kvspool resize`: change the size of a log."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from kvspool.cli.summary import Progress
 from kvspool.engine import sizes
 
 NAME = "resize"
-SUMMARY = "give a log another size while it is in use"
+SUMMARY = "change the size of a log while it is in use"
 DESCRIPTION = """\
-Give the log a ring of another size. Others may append to it and read it meanwhile; they go on by themselves. Records keep their sequences,
-durable readers their places. In a smaller ring the newest records stay, and readers are told of the others; with the policies block and
-raise it is refused while a durable reader has yet to read them. It takes the disk space of both rings until it is done."""
+Change the size of a log's ring. Others may append to it and read it meanwhile, and continue automatically. Records keep their sequences,
+durable readers their positions. A smaller ring keeps the newest records, and readers get a gap for the others; with the policies block
+and raise it is refused while a durable reader has yet to read them. Until it is done it takes the disk space of both rings."""
 EXAMPLES = """\
   kvspool resize events 4GiB
   kvspool resize events 64MiB --json"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the command takes."""
+    """Declare the arguments."""
     options.add_path(parser, "the log")
     parser.add_argument("capacity", type=options.size, metavar="SIZE", help="bytes, or with a unit such as 64MiB")
     parser.add_argument(
         "--timeout", type=options.seconds, default=60.0, metavar="S", help="seconds to wait for each lock (default: %(default)s)"
     )
-    options.add_json(parser, "print what was done as a JSON object")
+    options.add_json(parser, "print the report as a JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Resize the log and say what was done."""
+    """Resize the log and print the result."""
     options.refuse_journal(arguments.path, "it has no capacity; kvspool trim removes its oldest segments")
     progress = Progress(shows=sys.stderr.isatty())
     try:

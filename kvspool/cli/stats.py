@@ -1,4 +1,4 @@
-"""`kvspool stats`: what a log holds at this moment."""
+"""`kvspool stats`: show the statistics of a log at this moment."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 NAME = "stats"
-SUMMARY = "show what a log holds"
+SUMMARY = "show the statistics of a log"
 DESCRIPTION = """\
-Show what a log holds at this moment: size, records, sequences, ages. A log of several logs gets a row for each of them.
+Show the statistics of a log at this moment: size, records, sequences, ages. A log of several logs has a row for each of them.
 With --watch the rates are drawn live until Ctrl-C: records and bytes a second, over the last 64 seconds and 64 minutes.
 With --json it is one object, or a list of them, with the field names of the library; times are ns since 1970."""
 EXAMPLES = """\
@@ -53,13 +53,13 @@ _UNITS = ((86400 * 2, 86400, "days"), (3600 * 2, 3600, "h"), (120, 60, "min"), (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the command takes."""
+    """Declare the arguments."""
     options.add_path(parser, "the log")
     parser.add_argument("--watch", action="store_true", help="show rates as charts, until Ctrl-C; with --json an object for each interval")
     parser.add_argument(
-        "--interval", type=options.interval, default=1.0, metavar="S", help="with --watch: seconds between two looks (default: %(default)s)"
+        "--interval", type=options.interval, default=1.0, metavar="S", help="with --watch: seconds between updates (default: %(default)s)"
     )
-    options.add_json(parser, "the same as JSON")
+    options.add_json(parser, "print the statistics as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -90,7 +90,7 @@ def _card(stats: Any) -> Table:
 
 
 def _rows(many: list[Any]) -> Table:
-    """Return a row for each of several logs, with what tells them apart and what changes."""
+    """Return a row for each of several logs, with the fields that identify them and those that change."""
     from rich.table import Table
     from rich.text import Text
 
@@ -135,7 +135,7 @@ def _bar(stats: Any) -> RenderableType:
 
 
 def when(timestamp: int) -> str:
-    """Return a time and how long ago it was; nothing for 0, which stands for no record."""
+    """Return a time and its age; empty for 0, which means no record."""
     if not timestamp:
         return "-"
     when = datetime.fromtimestamp(timestamp // 1_000_000_000, UTC)

@@ -1,4 +1,4 @@
-"""What `kvspool append` has appended."""
+"""The summary of `kvspool append`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 from kvspool.cli import output
 
-PATIENCE = 1.0  # seconds before the count is shown while it grows
+PATIENCE = 1.0  # seconds before the growing count is shown
 
 
 class Progress:
-    """A line on stderr that says how far long work is; nothing where nobody watches, or while it is quick."""
+    """A line on stderr with the progress of a long operation; nothing without a terminal, or if it is quick."""
 
     def __init__(self, *, shows: bool) -> None:
         self._began = time.monotonic() if shows else float("inf")
@@ -21,11 +21,11 @@ class Progress:
 
     @property
     def seconds(self) -> float:
-        """Return how long the work has taken so far, where somebody watches."""
+        """Return the duration of the operation so far, if a terminal shows it."""
         return time.monotonic() - self._began
 
     def say(self, words: str) -> None:
-        """Show these words in place of the last ones."""
+        """Replace the shown words."""
         if self.seconds < PATIENCE:
             return
         if self._status is None:
@@ -34,13 +34,13 @@ class Progress:
         self._status.update(words)
 
     def stop(self) -> None:
-        """Take the line away."""
+        """Remove the line."""
         if self._status is not None:
             self._status.stop()
 
 
 class Summary:
-    """What was appended so far: shown while it grows, if that takes long, and in the end."""
+    """The appended records so far: shown at the end, and also during long operations."""
 
     def __init__(self, *, shows_progress: bool) -> None:
         self.count = 0
@@ -49,7 +49,7 @@ class Summary:
         self._progress = Progress(shows=shows_progress)
 
     def add(self, sequences: range) -> None:
-        """Count a batch in."""
+        """Add a batch."""
         if not sequences:
             return
         self.count += len(sequences)
@@ -69,12 +69,12 @@ class Summary:
         print(words + (", on disk" if arguments.durable and self.count else ""), file=sys.stderr)
 
     def _places(self) -> dict[str, Any]:
-        """Return where the records are, as JSON says it."""
+        """Return the sequences of the records, for JSON."""
         return {"first_sequence": self.first, "last_sequence": self.last}
 
     def _where(self) -> str:
-        """Return where the records are, in words."""
+        """Return the sequences of the records, in words."""
         if self.first is None or self.last is None:
             return ""
         words = f": sequences {self.first} to {self.last}"
-        return words + (", with records of others in between" if self.last - self.first >= self.count else "")
+        return words + (", with records of other writers in between" if self.last - self.first >= self.count else "")

@@ -1,4 +1,4 @@
-"""`kvspool sync`: put on disk what was appended."""
+"""`kvspool sync`: flush a log to disk."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ import argparse
 from kvspool.cli import options, output, queues
 
 NAME = "sync"
-SUMMARY = "put what was appended on disk"
+SUMMARY = "flush all appended records to disk"
 DESCRIPTION = """\
-Put everything that was appended to a log so far on disk, whoever appended it. When the command returns, the death of the machine can't
-take it. Writers and readers go on meanwhile."""
+Flush all records that any process has appended to a log so far to disk. When the command returns, they survive a crash of the machine.
+Writers and readers continue meanwhile."""
 EXAMPLES = """\
   kvspool sync events
   kvspool sync events --json | jq .synced_sequence"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the command takes."""
+    """Declare the arguments."""
     options.add_path(parser, "the log")
-    options.add_json(parser, "print path and synced_sequence, below which all is on disk, as a JSON object")
+    options.add_json(parser, "print path and synced_sequence, below which all records are on disk, as a JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Sync the log, and say how far."""
+    """Sync the log, and print the end of the synced records."""
     with queues.open_log(arguments.path) as log:
         synced = log.sync()
     if arguments.json:
         output.print_json({"path": str(log.path), "synced_sequence": synced})
     else:
-        print(output.escape(f"{log.path}: all below sequence {synced} is on disk"))
+        print(output.escape(f"{log.path}: all records below sequence {synced} are on disk"))
     return 0

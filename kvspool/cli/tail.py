@@ -1,7 +1,7 @@
-"""`kvspool tail`: the last records, and those that come.
+"""`kvspool tail`: print the last records, and follow new ones.
 
-The last records of one log are found by their sequences. A log of several logs has no common sequence, so there the search goes back
-in time, further at each step. A step that finds too few, because numbers were left out or records lost, is followed by a longer one.
+The last records of one log are found by their sequences. A log of several logs has no common sequence, so there the search goes back in
+time, further at each step. If a step finds too few, because numbers were left out or records lost, the next one is longer.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from kvspool.options import Start
 from kvspool.record import Gap
 
 NAME = "tail"
-SUMMARY = "print the last records, and follow what comes"
+SUMMARY = "print the last records, and follow new ones"
 DESCRIPTION = """\
-Print the last records of a log; with --follow go on with those that are appended, until Ctrl-C (exit code 130) or --timeout. The lines
-are those of `kvspool read`."""
+Print the last records of a log; with --follow continue with new ones, until Ctrl-C (exit code 130) or --timeout. The lines are those of
+`kvspool read`."""
 EXAMPLES = """\
   kvspool tail events -n 100
   kvspool tail events --follow --json
-  kvspool tail events -n 0 -f --timeout 5        what is new, until nothing came for 5 seconds"""
+  kvspool tail events -n 0 -f --timeout 5        only new records, until none arrives for 5 seconds"""
 
-_STEPS = 12  # each four times as long as the one before; behind the last one everything is read
+_STEPS = 12  # each four times the previous one; after the last one everything is read
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the command takes."""
+    """Declare the arguments."""
     options.add_path(parser, "the log")
     parser.add_argument("-n", type=options.count(0), default=10, dest="lines", metavar="N", help="how many (default: %(default)s)")
-    parser.add_argument("-f", "--follow", action="store_true", help="go on with the records that come")
-    parser.add_argument("--timeout", type=options.seconds, metavar="S", help="with --follow: end after so many seconds without a record")
+    parser.add_argument("-f", "--follow", action="store_true", help="continue with new records")
+    parser.add_argument("--timeout", type=options.seconds, metavar="S", help="with --follow: end after S seconds without a record")
     options.add_isolation(parser)
     options.add_output(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the last records, then those that come."""
+    """Print the last records, then new ones."""
     with plugins.opened(arguments.path, arguments.plugins) as log:
         stats = log.stats()
         isolation = options.isolation(arguments)
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _last(log: Log, stats: Any, count: int, isolation: dict[str, Any]) -> tuple[deque[Any], Exception | None]:
-    """Return the last `count` records and Gaps that are there now, and the error that prevents reading on from there, if there is one."""
+    """Return the last `count` present records and Gaps, and the error that prevents reading on from there, if there is one."""
     last: deque[Any] = deque()
     failure: Exception | None = None
     for start in _starts(stats, count) if count else ():
@@ -73,7 +73,7 @@ def _last(log: Log, stats: Any, count: int, isolation: dict[str, Any]) -> tuple[
 
 
 def _starts(stats: Any, count: int) -> Iterator[Start]:
-    """Return ever earlier places to begin at."""
+    """Yield ever earlier starts."""
     if _has_sequences(stats):
         for step in range(_STEPS):
             sequence = stats.next_sequence - count * 4**step
@@ -93,7 +93,7 @@ def _has_sequences(stats: Any) -> bool:
 
 
 def _place(last: deque[Any], stats: Any, arguments: argparse.Namespace) -> Start:
-    """Return where to follow from, so that the last records come first and nothing between them and the new ones is missed.
+    """Return where to follow from, so that the last records are printed first and none between them and the new ones is missed.
 
     In a log of several logs that is the time of the first of them: others of the same microsecond are shown with it.
     """
@@ -109,7 +109,7 @@ def _sequence(item: Any) -> int:
 
 
 def _shown(wish: str, items: deque[Any], failure: Exception | None) -> Iterator[Any]:
-    """Yield the items with Gaps raised, or left out, as wished; then raise the error that ended the read."""
+    """Yield the items with Gaps raised or left out, according to `wish`; then raise the error that ended the read."""
     for item in items:
         if isinstance(item, Gap) and wish == "raise":
             raise GapError(item)

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 NAME = "trim"
 SUMMARY = "remove the oldest segments of a journal"
 DESCRIPTION = """\
-Remove the oldest segments of a journal, whole, and never the last one, while others append and read. A segment goes if one of the
-limits wants it to (--max-bytes, --max-age, --by-readers, --before), unless the floor keeps it, or a durable reader has yet to read it.
-With --force such a reader is not waited for; it gets a gap. Nothing passes the floor. Without a limit the journal's own rules hold.
-With --dry-run only say what would go, and why. With --set the rules are kept with the journal: whoever begins a segment applies them;
-with --set and no rule they are forgotten."""
+Remove the oldest whole segments of a journal, never the last one, while others append and read. A segment is removed if a limit says so
+(--max-bytes, --max-age, --by-readers, --before), unless the floor keeps it, or a durable reader has yet to read it. With --force it is
+removed before that reader has read it; the reader gets a gap. The floor always holds. Without a limit the journal's own rules apply.
+With --dry-run only print the segments to remove, and why. With --set the rules are stored with the journal, and applied by the writer
+that begins a segment; with --set and no rule the stored rules are deleted."""
 EXAMPLES = """\
   kvspool trim events --max-bytes 10GiB --dry-run
   kvspool trim events --by-readers --floor records:1000000
@@ -33,26 +33,26 @@ EXAMPLES = """\
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the command takes."""
+    """Declare the arguments."""
     options.add_path(parser, "the journal")
     options.add_retention(parser)
-    parser.add_argument("--before", type=options.count(0), metavar="SEQUENCE", help="what lies wholly before this sequence goes")
-    parser.add_argument("--dry-run", action="store_true", help="say what would go, and change nothing")
-    parser.add_argument("--set", action="store_true", help="keep these rules with the journal, and apply them now")
+    parser.add_argument("--before", type=options.count(0), metavar="SEQUENCE", help="remove segments wholly before this sequence")
+    parser.add_argument("--dry-run", action="store_true", help="print the segments to remove, and change nothing")
+    parser.add_argument("--set", action="store_true", help="store these rules with the journal, and apply them now")
     parser.add_argument(
         "--timeout", type=options.seconds, default=10.0, metavar="S", help="seconds to wait for the lock (default: %(default)g)"
     )
-    options.add_json(parser, "the report as a JSON object")
+    options.add_json(parser, "print the report as a JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Trim, and say what went."""
+    """Trim, and print the result."""
     rules = options.retention(arguments)
-    with options.opened_journal(arguments.path, "it makes room by itself when it is full") as log:
+    with options.opened_journal(arguments.path, "it overwrites its oldest records when it is full") as log:
         if arguments.set and not arguments.dry_run:
             log.set_retention(rules, arguments.timeout)
             if rules is None and arguments.before is None:
-                print(output.escape(f"{log.path}: nothing goes by itself any more"))
+                print(output.escape(f"{log.path}: segments are no longer removed automatically"))
                 return 0
         report = _trimmed(log, rules, arguments)
     if arguments.json:
@@ -71,7 +71,7 @@ def _trimmed(log: Journal, rules: Retention | None, arguments: argparse.Namespac
     except KvspoolError:
         raise
     except ValueError as error:
-        words = "nothing says what is to go: give --max-bytes, --max-age, --by-readers or --before"
+        words = "no rule to apply: give --max-bytes, --max-age, --by-readers or --before"
         raise BadInput(f"{words}; {log.path} has no rules of its own") from error
 
 
@@ -84,7 +84,7 @@ def _together(own: Retention | None, rules: Retention) -> Retention:
 
 
 def _table(report: TrimReport) -> Table:
-    """Return a row for each segment: what becomes of it, and why."""
+    """Return a row for each segment: whether it is removed, and why."""
     from rich.table import Table
     from rich.text import Text
 

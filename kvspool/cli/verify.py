@@ -1,4 +1,4 @@
-"""`kvspool verify`: whether every record of a log is sound."""
+"""`kvspool verify`: check every record of a log."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from kvspool.queue import QueueVerifyReport
 NAME = "verify"
 SUMMARY = "check every record of a log"
 DESCRIPTION = """\
-Check every record that is there now, while writers and readers go on: against its checksum, or, in a journal whose format has none,
-by its sizes and sequence; of a journal also names, settings and durable readers. Prints the places that are damaged; the exit code is 5
-if there are any. Records that writers overwrite, or trim, meanwhile are no damage.
+Check every present record, while writers and readers continue: against its checksum, or, in a journal whose format has none, by its sizes
+and sequence; of a journal also names, settings and durable readers. Prints the damaged places; the exit code is 5 if there are any.
+Records that writers overwrite, or trim, meanwhile are no damage.
 Of a queue, whose format has no checksums, the pointers, lengths and references are checked; others wait meanwhile."""
 EXAMPLES = """\
   kvspool verify events
@@ -25,13 +25,13 @@ EXAMPLES = """\
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the command takes."""
+    """Declare the arguments."""
     options.add_path(parser, "the log")
-    options.add_json(parser, "the report as a JSON object")
+    options.add_json(parser, "print the report as a JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Check, and print what was found."""
+    """Check, and print the result."""
     with progress.shown("checking") as tell:
         report = kvspool.verify(arguments.path, progress=tell)
     if arguments.json:
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
 def show(report: VerifyReport | JournalVerifyReport) -> None:
     """Print a report, a line for each damaged place."""
     for place in report.damaged:
-        lost = f"sequences {place.first} to {place.last}" if place.count > 0 else "no record that is known of"
+        lost = f"sequences {place.first} to {place.last}" if place.count > 0 else "no known record"
         where = f"position {place.position}" + (f" of {place.segment}" if isinstance(place, SegmentDamage) else "")
         print(output.escape(f"damaged: {place.size} bytes at {where}: {lost}" if place.size else f"missing at {where}: {lost}"))
     for problem in report.problems:
@@ -55,7 +55,7 @@ def show(report: VerifyReport | JournalVerifyReport) -> None:
         print(f"a flush to disk has failed (errno {report.sync_error}): the log takes no more records; see kvspool repair")
     if isinstance(report, JournalVerifyReport):
         for name in report.foreign:
-            print(output.escape(f"a name that means nothing here: {name}"))
+            print(output.escape(f"an unknown file name: {name}"))
         if report.torn_bytes:
-            print(f"{report.torn_bytes:,} bytes at the end are a part of a record: a writer died there; the next append cuts them")
+            print(f"{report.torn_bytes:,} bytes at the end are an incomplete record of a killed writer; the next append removes them")
     print(f"{report.records:,} records are sound ({sizes.show(report.bytes)}), {report.damaged_records:,} damaged")

@@ -21,9 +21,9 @@ _LEVELS = "▁▂▃▄▅▆▇█"
 
 
 def run(log: Any, interval: float, *, is_json: bool) -> None:
-    """Show the rates again and again; only an exception ends it, such as Ctrl-C. Raises BadInput for a journal."""
+    """Show the rates repeatedly, until an exception such as Ctrl-C. Raises BadInput for a journal."""
     if isinstance(log, Journal):
-        raise BadInput(f"{log.path} is a journal: nobody counts its rates; kvspool stats shows what it holds")
+        raise BadInput(f"{log.path} is a journal, which has no rates; kvspool stats shows its contents")
     if is_json:
         while True:
             output.print_json(_rates(log))
@@ -58,7 +58,7 @@ def charts(rates: Rates) -> Text:
             text.append(f"{bars(values)}\n", style).append("─" * frames.BUCKETS + "\n", "dim")
     gaps = sum(bucket.gaps for bucket in rates.hours)
     if gaps:
-        text.append(f"gaps given to readers in the last 64 hours: {gaps:,}\n", "bold red")
+        text.append(f"gaps of readers in the last 64 hours: {gaps:,}\n", "bold red")
     return text
 
 
@@ -69,7 +69,7 @@ def bars(values: list[float]) -> str:
 
 
 def _values(series: list[Bucket], what: str, last: int, length: int) -> list[float]:
-    """Return what happened per second in each of the 64 buckets up to number `last`, the oldest first."""
+    """Return the values per second in each of the 64 buckets up to number `last`, the oldest first."""
     known = {bucket.time // length: getattr(bucket, what) / length for bucket in series}
     return [known.get(number, 0.0) for number in range(last - frames.BUCKETS + 1, last + 1)]
 
@@ -83,7 +83,7 @@ def _rates(log: Any) -> Rates:
 
 
 def _found(stats: Any) -> Iterator[Rates]:
-    """Yield the rates of every log that the statistics are about."""
+    """Yield the rates of every log in the statistics."""
     if isinstance(stats, list):
         for one in stats:
             yield from _found(one)

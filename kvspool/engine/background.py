@@ -16,7 +16,7 @@ SYNC_INTERVAL = 1.0  # seconds between two flushes at the level "os"
 
 
 class Flushes(Protocol):
-    """What a background thread needs of a log: `flush` for the records, `sync` for all."""
+    """The interface of a log for a background thread: `flush` for the records, `sync` for all."""
 
     def flush(self, timeout: float) -> Any: ...
 
@@ -24,13 +24,13 @@ class Flushes(Protocol):
 
 
 class Background(Handle):
-    """The thread that flushes for a handle of the level "os". It ends by itself where the handle is gone, or the log poisoned."""
+    """The thread that flushes for a handle of the level "os". It ends when the handle is freed, or the log poisoned."""
 
     def __init__(self, flusher: Flushes, interval: float, timeout: float) -> None:
         self._flusher = flusher
         self._timeout = timeout
         self._is_over = threading.Event()
-        # It must not keep alive a handle that nobody has any more.
+        # It must not keep an unused handle alive.
         self._thread = threading.Thread(
             target=_flush_at_intervals, args=(weakref.ref(flusher), self._is_over, interval, timeout), name="kvspool sync", daemon=True
         )
@@ -40,11 +40,11 @@ class Background(Handle):
 
     @property
     def is_ours(self) -> bool:
-        """Return whether the thread is of this process: a forked child has none."""
+        """Return whether the thread belongs to this process: a forked child has none."""
         return self._process == system.port.process_id()
 
     def end(self) -> None:
-        """End the thread, and put on disk what it had not come to."""
+        """End the thread, and flush the remaining records."""
         _backgrounds.discard(self)
         self._is_over.set()
         self._thread.join(self._timeout)
@@ -62,17 +62,17 @@ def _flush_at_intervals(flusher: weakref.ref[Flushes], is_over: threading.Event,
                 return
             found.flush(timeout)
         except LockTimeout:
-            pass  # another one flushes, for us too
+            pass  # another thread flushes, for us too
         except KvspoolError:
-            return  # poisoned or closed: the next append says so
+            return  # poisoned or closed: the next append reports it
         except OSError:
-            pass  # no descriptor left, say: the next time, then
+            pass  # for example no free descriptor: retry at the next interval
         found = None
 
 
 @atexit.register
 def _at_exit() -> None:
-    """Do what `close` would have done for the handles that are still open."""
+    """Close the handles that are still open, as `close` does."""
     for background in list(_backgrounds):
         if background.is_ours:
             with suppress(KvspoolError, OSError):

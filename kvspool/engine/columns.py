@@ -23,23 +23,23 @@ SCHEMA = pa.schema(
         pa.field("value", pa.binary()),
     ]
 )
-"""The columns that reading gives. A null key is no key; nothing else is ever null."""
+"""The columns of reads. A null key is no key; nothing else is ever null."""
 CODED_SCHEMA = SCHEMA.append(pa.field("codec", pa.uint8()))
-"""And with what each value is: a `kvspool.record.Codec`. Values of codec KEYED are plain MessagePack there, and have its codec."""
+"""The same with the codec of each value, a `kvspool.record.Codec`. Values of codec KEYED become plain MessagePack, with its codec."""
 RECORDS = CODED_SCHEMA.remove(0)
-"""As that, of records whose sequences are known otherwise: `Records` takes it to a journal as it is."""
+"""The same without the sequences: `Records` appends it to a journal unchanged."""
 
 
 def parts(batch: pa.RecordBatch | pa.Table) -> list[pa.RecordBatch]:
-    """Return the record batches of a table, or the one that was given."""
+    """Return the record batches of a table, or the given one."""
     return batch.to_batches() if isinstance(batch, pa.Table) else [batch]
 
 
 class Columns:
     """A record batch laid out for the frame loops: every row is a record to append.
 
-    Columns: `value`; `key`, `type` and `timestamp` where present. Raises ValueError or TypeError that names the column, for one that is
-    missing, unknown, of a wrong type or null where nothing may be, and TooLarge for a key. What Arrow's offsets say is believed.
+    Columns: `value`; optionally `key`, `type` and `timestamp`. Raises ValueError or TypeError, naming the column, for one that is missing,
+    unknown, of a wrong type, or null where nulls aren't allowed, and TooLarge for a key. Arrow's offsets are trusted.
     """
 
     NAMES: ClassVar[tuple[str, ...]] = ("value", "key", "type", "timestamp")
@@ -47,13 +47,13 @@ class Columns:
     def __init__(self, batch: pa.RecordBatch) -> None:
         unknown = set(batch.schema.names) - set(self.NAMES)
         if unknown:
-            raise ValueError(f"columns {sorted(unknown)} can't be appended; there are {', '.join(self.NAMES[:-1])} and {self.NAMES[-1]}")
+            raise ValueError(f"columns {sorted(unknown)} can't be appended; known are {', '.join(self.NAMES[:-1])} and {self.NAMES[-1]}")
         if "value" not in batch.schema.names:
             raise ValueError("a column named value is missing")
         self.rows = batch.num_rows
         self._value = binary_column(batch, "value")
         if self._value.null_count:
-            raise ValueError("column value has nulls; a record's value is bytes, perhaps none")
+            raise ValueError("column value has nulls; a record's value is bytes, possibly empty")
         has_keys = "key" in batch.schema.names
         self._key = binary_column(batch, "key") if has_keys else pa.array([], pa.binary())
         self.has_key = items_of(values_of(pc.cast(self._key.is_valid(), pa.uint8())), "B") if has_keys else None
@@ -85,7 +85,7 @@ class Columns:
         return int(frames.HEADER * self.rows + self.value_offsets[self.rows] - self.value_offsets[0])
 
     def end(self, writer: Any, position: int, rows: Any) -> int:
-        """Under the append lock: return the position behind the frames of the given rows, were they put at `position`."""
+        """Under the append lock: return the position after the frames of the given rows if they begin at `position`."""
         count = self.rows if rows is None else len(rows)
         return int(writer.end_of_columns(position, rows, count, self.key_offsets, self.has_key, self.value_offsets))
 
@@ -106,8 +106,9 @@ class Columns:
         )
 
     def records(self, rows: memoryview | None, codec: int) -> list[tuple[bytes | None, bytes, int, int]]:
-        """Return key, value, type and codec of the given rows, or of all for None: a Python object for each, for the few times that they
-        have to be compared."""
+        """Return key, value, type and codec of the given rows, or of all for None. It creates a Python object for each, for the rare
+        comparisons.
+        """
         every = range(self.rows) if rows is None else rows
         values = self._value.cast(pa.binary()).to_pylist()
         keys = self._key.cast(pa.binary()).to_pylist() if self.has_key is not None else [None] * self.rows
@@ -120,7 +121,7 @@ class Columns:
 
 
 def not_ahead(found: pa.Array, most: int | None) -> pa.Array:
-    """Return timestamps, of which `most` is the latest. Raises ValueError if that lies too far ahead."""
+    """Return timestamps, of which `most` is the latest. Raises ValueError if that is too far ahead."""
     if most is not None:
         try:
             times.refuse_ahead(most)
@@ -143,7 +144,7 @@ def binary_column(batch: pa.RecordBatch, name: str) -> pa.Array:
 
 
 def cast_column(batch: pa.RecordBatch, name: str, kind: pa.DataType) -> pa.Array:
-    """Return a column as `kind`. Raises ValueError for what it has no room for."""
+    """Return a column as `kind`. Raises ValueError for values that don't fit."""
     try:
         return batch.column(name).cast(kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
@@ -159,7 +160,7 @@ def times_of(batch: pa.RecordBatch) -> pa.Array:
 
 
 def offsets_of(array: pa.Array) -> tuple[memoryview, memoryview]:
-    """Return the offsets of a binary array's items, one more than there are, and the bytes that they point into."""
+    """Return the offsets of a binary array's items, one more than items, and the bytes to which they refer."""
     _, offsets, data = array.buffers()
     if offsets is None or not len(array):
         return zeros(len(array) + 1), memoryview(b"")
@@ -180,7 +181,7 @@ def column_of(array: pa.Array | None, code: str) -> memoryview | None:
 
 
 def items_of(buffer: pa.Buffer, code: str) -> memoryview:
-    """Return a view of a buffer's items of the struct code `code`; of a copy where they aren't aligned, as some from a network."""
+    """Return a view of a buffer's items of the struct code `code`; of a copy if they aren't aligned, as in some buffers from a network."""
     view = memoryview(buffer).cast("B")
     if buffer.address % struct.calcsize(code):
         view = memoryview(bytes(view))

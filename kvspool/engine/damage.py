@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
-MOST_PLACES = 1000  # damaged places that a report lists; it counts all of them
+MOST_PLACES = 1000  # damaged places in a report; it counts all of them
 
 
 class Damage(msgspec.Struct, frozen=True):
-    """A place whose bytes are no frames, or not those that should be there.
+    """A place with bytes that are no frames, or not the expected ones.
 
-    position, size: of the place in the ring. first, last: the sequences that are missing there; last < first if none is.
+    position, size: of the place in the ring. first, last: the missing sequences; last < first if none is.
     """
 
     position: int

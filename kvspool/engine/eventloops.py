@@ -1,7 +1,7 @@
 """Sleep in a task of an event loop until one of many files or directories changes: one inotify descriptor for each running loop.
 
-The contract is that of `wakeups`: a wait may end early, may end for nothing, and never lasts longer than its timeout. All who wait in a
-loop share its descriptor, and the last one to leave closes it.
+The contract is that of `wakeups`: a wait may end early, may end without a change, and never lasts longer than its timeout. All waiting
+tasks of a loop share its descriptor, and the last one closes it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _desks: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Desk] = weakref.We
 
 
 class LoopWatcher(Handle):
-    """What `Watcher` is to a thread, for a task of the running event loop. Use it in one task."""
+    """The equivalent of `Watcher` for a task of the running event loop. Use it in one task."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -36,7 +36,7 @@ class LoopWatcher(Handle):
         self.is_blind = self._desk is None
 
     def watch(self, path: str | os.PathLike[str], mask: int, key: object) -> None:
-        """Wake for changes of `path` from now on, and report them as `key`. What is not there any more will not change."""
+        """Wake for changes of `path` from now on, and report them as `key`. A path that no longer exists will not change."""
         if self._desk is None or self.is_blind:
             return
         try:
@@ -49,7 +49,7 @@ class LoopWatcher(Handle):
             self.is_blind = True
 
     async def wait(self, timeout: float) -> set[object] | None:
-        """Sleep up to `timeout` seconds. Returns the keys of what changed; None: it may be anything, look at all."""
+        """Sleep up to `timeout` seconds. Returns the keys of the changes; None: anything may have changed, check all."""
         if self.is_blind or self._desk is None:
             await asyncio.sleep(min(timeout, BLIND_POLL))
             return None
@@ -60,7 +60,7 @@ class LoopWatcher(Handle):
         return None if not changed and timeout >= POLL else changed
 
     def take(self) -> set[object] | None:
-        """Return the keys of what changed since the last time, without sleeping; None: it may be anything, look at all."""
+        """Return the keys of the changes since the last call, without sleeping; None: anything may have changed, check all."""
         changed, self._bed.changed = self._bed.changed, set()
         return None if self.is_blind else changed
 
@@ -70,25 +70,25 @@ class LoopWatcher(Handle):
             self._loop.call_soon_threadsafe(self._bed.stir)
 
     def close(self) -> None:
-        """Watch nothing any more; a later wait only sleeps."""
+        """Stop watching; a later wait only sleeps."""
         desk, self._desk = self._desk, None
         if desk is not None:
             desk.leave(self._bed, self._loop)
 
     def __del__(self) -> None:
-        # The collector runs in any thread; what a loop watches may be changed in its own alone.
+        # The collector runs in any thread; a loop's watches may be changed only in its own thread.
         desk, self._desk = getattr(self, "_desk", None), None
         if desk is None:
             return
         if self._loop.is_closed() or _running() is self._loop:
             desk.leave(self._bed, self._loop)
         else:
-            with suppress(RuntimeError):  # closed at this moment: the descriptor goes with the desk
+            with suppress(RuntimeError):  # closed at this moment: the desk closes the descriptor
                 self._loop.call_soon_threadsafe(desk.leave, self._bed, self._loop)
 
 
 class _Bed:
-    """Where one task sleeps, and what changed meanwhile; None for anything."""
+    """The place where one task sleeps, and the changes meanwhile; None for anything."""
 
     def __init__(self) -> None:
         self.changed: set[object] | None = set()
@@ -104,7 +104,7 @@ class _Bed:
             self._sleeper = None
 
     def stir(self) -> None:
-        """Wake the task, and let it look at everything."""
+        """Wake the task, and let it check everything."""
         self.changed = None
         self.wake()
 
@@ -114,7 +114,7 @@ class _Bed:
 
 
 class _Desk(Handle):
-    """The inotify descriptor of a loop, and who waits for which of its watches under which key."""
+    """The inotify descriptor of a loop, and its waiting tasks with their watches and keys."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._notifier: INotify | None = system.port.inotify()
@@ -125,11 +125,11 @@ class _Desk(Handle):
 
     @property
     def is_open(self) -> bool:
-        """Return whether this process may use it: in a forked child the events would be stolen from the parent."""
+        """Return whether this process may use it: a forked child would steal events from the parent."""
         return self._notifier is not None and self._process == system.port.process_id()
 
     def enter(self, bed: _Bed) -> None:
-        """Stay open as long as this one is here."""
+        """Stay open while this task uses it."""
         self._guests.add(bed)
 
     def watch(self, path: str | os.PathLike[str], mask: int, bed: _Bed, key: object) -> None:
@@ -138,7 +138,7 @@ class _Desk(Handle):
             self._beds.setdefault(system.port.add_watch(self._notifier, path, mask), {})[bed] = key
 
     def _read(self) -> None:
-        """Wake whom the events that wait concern. Called by the loop."""
+        """Wake the tasks concerned by the pending events. Called by the loop."""
         if self._notifier is None or not self.is_open:
             return
         for event in parse_events(system.port.read_events(self._notifier.fileno())):
@@ -151,7 +151,7 @@ class _Desk(Handle):
                 bed.wake()
 
     def leave(self, bed: _Bed, loop: asyncio.AbstractEventLoop) -> None:
-        """Wake `bed` no more; the last one closes the descriptor."""
+        """Stop waking `bed`; the last one closes the descriptor."""
         self._guests.discard(bed)
         for descriptor, beds in list(self._beds.items()):
             if beds.pop(bed, self) is not self and not beds:
@@ -175,7 +175,7 @@ class _Desk(Handle):
 
 
 def _desk_of(loop: asyncio.AbstractEventLoop) -> _Desk:
-    """Return the desk of a loop; a new one where there is none, or it was closed."""
+    """Return the desk of a loop; a new one if there is none, or it was closed."""
     desk = _desks.get(loop)
     if desk is None or not desk.is_open:
         desk = _desks[loop] = _Desk(loop)

@@ -1,4 +1,4 @@
-"""One flush for all who wait for one: what a handle does with its `FlushGroup`, of whatever kind its log is."""
+"""One flush for all waiting callers: the use of a handle's `FlushGroup`, for logs of every kind."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 LONGEST_TIMEOUT = 1e9  # seconds, so that nanoseconds fit into a word
-REENTERED = "a signal handler may not flush a handle in the middle of a flush of it; let it use a handle of its own"
+REENTERED = "a signal handler may not flush a handle during a flush of it; let it use its own handle"
 
 
 def flush_for_all(
@@ -27,11 +27,11 @@ def flush_for_all(
     error: Callable[[], int],
     leader: Callable[[], str] = lambda: "another process flushes",
 ) -> T | None:
-    """Return when every record below `sequence` is on disk: another process or thread flushes, or this one does, for all who wait.
+    """Return when every record below `sequence` is on disk: another process or thread flushes, or this one does, for all waiting callers.
 
-    flush: puts all that was appended before it is called on disk, and says so. If this thread calls it, its result is returned, and the
-    caller has to check how far it came; otherwise None. error: returns the errno of the first failed flush. leader: says which process
-    may flush. Raises what `flush` does; Poisoned if an earlier flush failed, LockTimeout after `timeout` seconds, Closed, Reentered.
+    flush: flushes all records appended before the call, and publishes that. If this thread calls it, its result is returned, and the caller
+    has to check how far it reached; otherwise None. error: returns the errno of the first failed flush. leader: describes the process that
+    may flush. Raises the errors of `flush`; Poisoned if an earlier flush failed, LockTimeout after `timeout` seconds, Closed, Reentered.
     """
     done: T | None = None
     thread = threading.get_ident()
@@ -44,12 +44,12 @@ def flush_for_all(
     finally:
         try:
             group.leave(thread)
-        except BaseException:  # out of a signal handler, perhaps before the lock was released
+        except BaseException:  # from a signal handler, perhaps before the lock was released
             group.leave(thread)
             raise
     if found == groups.FAILED:
-        raise Poisoned(f"{path}: a flush to disk failed before (errno {error()}); copy it to a sound disk")
+        raise Poisoned(f"{path}: an earlier flush to disk failed (errno {error()}); copy it to a working disk")
     if found == groups.LATE:
         who = "another thread flushes" if group.leader else leader()
-        raise LockTimeout(f"{path}: the lock of a flush isn't free yet: {who}")
+        raise LockTimeout(f"{path}: the flush lock is still held: {who}")
     return done

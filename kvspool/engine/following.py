@@ -1,7 +1,7 @@
-"""Following a log of any kind from an event loop: the loop goes on with its other work while nothing is there.
+"""Follow a log of any kind from an event loop, which continues with other work while there is no record.
 
-One inotify descriptor serves all logs that are followed in a running loop (`eventloops`). A task that is cancelled, an iteration that
-ends, and an iterator that is dropped leave nothing of it behind.
+One inotify descriptor serves all followed logs of a running loop (`eventloops`). A cancelled task, a finished iteration, and a dropped
+iterator leave nothing open.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ NOTHING: Final = object()
 class AsyncFollowing(AsyncIterator[Any], Generic[R], Handle):
     """Iterates as `Following` does, for `async for`. Get it from `follow_async`; use it in one task.
 
-    A cancelled wait loses no record: the next one goes on there. Leave the iteration early with `aclose`, or use `async with`.
+    A cancelled wait loses no record: the next one continues there. Leave the iteration early with `aclose`, or use `async with`.
     """
 
     def __init__(self, reading: R, timeout: float | None) -> None:
-        """Take over `reading`, which has no end: where it has nothing, we sleep; for `timeout` seconds at most (None: for ever)."""
+        """Take over `reading`, which has no end: while it has no record, sleep for at most `timeout` seconds (None: indefinitely)."""
         self._reading = reading
         self._timeout = check_timeout(timeout)
         self._watcher: LoopWatcher | None = None
 
     @property
     def lost(self) -> int:
-        """Return how many sequences lay in Gaps so far."""
+        """Return how many sequences were in Gaps so far."""
         return self._reading.lost
 
     async def __anext__(self) -> Any:
         try:
             return await self._next()
-        except BaseException:  # over, cancelled, or a Gap: after that nobody may ask for more
+        except BaseException:  # over, cancelled, or a Gap: no caller may ask for more afterwards
             self._let_go()
             raise
 
     async def _next(self) -> Any:
         if not self._reading.has_items:
-            await asyncio.sleep(0)  # a log that always has more must not keep the loop's other tasks waiting
+            await asyncio.sleep(0)  # a log that always has more must not block the loop's other tasks
         deadline = None if self._timeout is None else system.port.monotonic() + self._timeout
         has_slept = False
         while (item := self._look(has_slept)) is NOTHING:
@@ -61,11 +61,11 @@ class AsyncFollowing(AsyncIterator[Any], Generic[R], Handle):
 
     @abstractmethod
     def _look(self, has_slept: bool) -> Any:
-        """Return what comes next, without blocking; NOTHING if that is not there yet. has_slept: we have just waited for it."""
+        """Return the next item without blocking; NOTHING if there is none yet. has_slept: we have just waited for it."""
 
     @abstractmethod
     async def _sleep(self, left: float) -> None:
-        """Sleep until there may be more, `left` seconds at most."""
+        """Sleep until there may be more, at most `left` seconds."""
 
     def _watch_with(self, watcher: LoopWatcher) -> None:
         """Sleep on this watcher from now on."""

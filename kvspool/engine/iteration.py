@@ -1,8 +1,8 @@
-"""Iterations over logs of every kind: their limit, the records that are copied out in advance, their Gaps, and how they end.
+"""Iterations over logs of every kind: their limit, prefetched records, Gaps, and end.
 
-**Closing.** Any thread may close an iteration: the thread that waits in it wakes, and the iteration ends quietly. Closing the log, the
-durable reader, the shard set or the hub root that an iteration comes from ends it with `Closed`: the next call raises it, and a call that
-waits in another thread or task raises it at once. Records that were copied out in advance are dropped then.
+**Closing.** Any thread may close an iteration: the thread that waits in it wakes, and the iteration ends without an error. Closing the log,
+durable reader, shard set or hub root of an iteration ends it with `Closed`: the next call raises it, and a call that waits in another
+thread or task raises it at once. Prefetched records are dropped then.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from kvspool.options import OnGap
 from kvspool.record import Gap
 from kvspool.system.handles import Handle
 
-NO_END = 1 << 62  # records, and more: nobody reads so many
+NO_END = 1 << 62  # more records than any log has
 
 
 class Moving(Protocol):
-    """A cursor, as far as an iteration needs to know it. lost: how many sequences lay in Gaps so far."""
+    """The interface of a cursor for an iteration. lost: how many sequences were in Gaps so far."""
 
     lost: int
 
     def close(self) -> None:
-        """Let go of the log."""
+        """Release the log."""
 
 
 class Waker(Protocol):
-    """The place where a thread or a task sleeps until there are more records."""
+    """The object in which a thread or a task sleeps until there are more records."""
 
     def wake(self) -> None:
         """Wake the sleeper, or let its next sleep end at once. Any thread may call this."""
@@ -42,7 +42,7 @@ class Endable(Protocol):
     """An iteration, or a durable reader that has iterations."""
 
     def end(self, why: str) -> None:
-        """Hand out nothing more: every call raises Closed with the words `why`."""
+        """Return no more records: every call raises Closed with the message `why`."""
 
 
 C = TypeVar("C", bound=Moving)
@@ -51,59 +51,58 @@ T = TypeVar("T")
 
 
 class Iteration(Iterator[Any], Generic[C], Handle):
-    """Iterates over records, and over Gaps as `on_gap` says.
+    """Iterates over records, and over Gaps according to `on_gap`.
 
-    "raise": GapError, and the next call goes on behind it. "yield": the Gap in place of the records. "skip": only counted, in
-    `lost`. Not to be shared between threads.
+    "raise": GapError, and the next call continues after it. "yield": the Gap instead of the records. "skip": only counted, in `lost`. Not
+    to be shared between threads.
     """
 
-    AT_ONCE: ClassVar[int]  # records copied out at once
+    AT_ONCE: ClassVar[int]  # records prefetched at once
 
     def __init__(self, cursor: C, limit: int | None, on_gap: OnGap) -> None:
         self._batch = Batch(check(limit, on_gap))
         self.cursor = cursor
         self.waker: Waker | None = None  # of the thread or task that waits for the next record
         self._on_gap = on_gap
-        self._calls = 0  # under way, which need the log
+        self._calls = 0  # under way, and using the log
         self._is_closed = False
-        self._why = ""  # the iteration ended, if its handle was closed
+        self._why = ""  # why the iteration ended, if its handle was closed
 
     @property
     def lost(self) -> int:
-        """Return how many sequences lay in Gaps so far."""
+        """Return how many sequences were in Gaps so far."""
         return self.cursor.lost
 
     @property
     def is_over(self) -> bool:
-        """Return whether nothing more will be handed out: the limit was reached, or we were closed."""
+        """Return whether no more items will be returned: the limit was reached, or the iteration was closed."""
         return self._batch.left == 0
 
     @property
     def has_items(self) -> bool:
-        """Return whether the next record was copied out already."""
+        """Return whether the next record is prefetched."""
         return self._batch.at < len(self._batch.items)
 
     @property
     def batch(self) -> Batch:
-        """Return what was copied out and is not handed out yet, for a caller that takes it from there; see `fill`."""
+        """Return the prefetched records that were not returned yet, for a caller that takes them from there; see `fill`."""
         return self._batch
 
     def fill(self, most: int) -> bool:
-        """Where the batch is empty, copy up to `most` records into it that are there now, or one Gap; return whether it has any now.
+        """If the batch is empty, prefetch up to `most` present records, or one Gap; return whether it has any now.
 
-        Never blocks. An exception out of a signal handler leaves records that were copied out in the batch.
+        Never blocks. An exception from a signal handler leaves prefetched records in the batch.
         """
         if not self.has_items:
             items = self._copied_out(self._fetch, most)
-            if items is not self._batch.items:  # a Gap, or nothing, since another thread closed us
+            if items is not self._batch.items:  # a Gap, or nothing, since another thread closed the iteration
                 self._batch.items = items
         return self.has_items
 
     def poll(self, most: int | None = None) -> list[Any]:
-        """Return what is there now, up to `most` records (None: as many as are copied out at once), without blocking: records, or one Gap,
-        or nothing.
+        """Return up to `most` present records (None: one batch) without blocking: records, or one Gap, or nothing.
 
-        Raises nothing for a Gap, whatever `on_gap` is: the caller sees it.
+        Raises nothing for a Gap, whatever `on_gap` is: it is in the result.
         """
         self.fill(self.AT_ONCE if most is None else most)
         batch = self._batch.items[self._batch.at :]
@@ -112,7 +111,7 @@ class Iteration(Iterator[Any], Generic[C], Handle):
 
     @abstractmethod
     def _fetch(self, most: int) -> list[Any]:
-        """Copy up to `most` records out, into the batch, and return them, or one Gap; called once everything was handed out."""
+        """Prefetch up to `most` records into the batch and return them, or one Gap; called when the batch is empty."""
 
     def __iter__(self) -> Iterator[Any]:
         return Items(self._batch, self._refill)
@@ -121,7 +120,7 @@ class Iteration(Iterator[Any], Generic[C], Handle):
         return self._batch.take(self._refill)
 
     def _refill(self) -> Any:
-        """Return the next record, or Gap, when all that was copied out is handed out."""
+        """Return the next record or Gap, when the batch is empty."""
         while (left := self._batch.left) != 0:
             batch = self._copied_out(self._next_batch, self.AT_ONCE if left < 0 else min(self.AT_ONCE, left))
             if not batch:
@@ -135,14 +134,14 @@ class Iteration(Iterator[Any], Generic[C], Handle):
                 raise GapError(item)
             if self._on_gap == "yield":
                 return item
-        self._release_closed()  # another thread has closed us while the batch dozed
+        self._release_closed()  # another thread has closed the iteration while the batch waited
         self.check_ended()
         raise StopIteration
 
     def _copied_out(self, fetch: Callable[[int], list[Any]], most: int) -> list[Any]:
         """Return the result of `fetch(most)`; nothing if the iteration is closed, also by another thread meanwhile.
 
-        That thread leaves the log to this one, which releases it after the call: no thread reads from a descriptor that was closed.
+        That thread leaves the release of the log to this one, which does it after the call: no thread reads from a closed descriptor.
         """
         self._calls += 1
         try:
@@ -157,7 +156,7 @@ class Iteration(Iterator[Any], Generic[C], Handle):
             self._release_closed()
 
     def _next_batch(self, most: int) -> list[Any]:
-        """Return what `_fetch` does; who follows a log waits for it."""
+        """Return the result of `_fetch`; a follower waits for it."""
         return self._fetch(most)
 
     def close(self) -> None:
@@ -170,7 +169,7 @@ class Iteration(Iterator[Any], Generic[C], Handle):
         self._release_closed()
 
     def end(self, why: str) -> None:
-        """Close the iteration because its handle was closed: every call raises Closed with the words `why`."""
+        """Close the iteration because its handle was closed: every call raises Closed with the message `why`."""
         if not self.is_over:
             self._why = why
             self.close()
@@ -181,7 +180,7 @@ class Iteration(Iterator[Any], Generic[C], Handle):
             raise Closed(self._why)
 
     def _release_closed(self) -> None:
-        """Release the files of an iteration that was closed, unless a thread still uses them: that one comes here afterwards."""
+        """Release the files of a closed iteration, unless a thread still uses them: that thread calls this afterwards."""
         if self._is_closed and not self._calls and not self._batch.dozing:
             self._release()
 
@@ -197,14 +196,14 @@ class Iteration(Iterator[Any], Generic[C], Handle):
 
 
 class Iterations:
-    """The iterations of a handle that is open. Closing the handle ends them, whatever threads they are in."""
+    """The iterations of an open handle. Closing the handle ends them, in any thread."""
 
     def __init__(self) -> None:
         self._all: WeakValueDictionary[int, Endable] = WeakValueDictionary()
         self._why = ""
 
     def add(self, one: E) -> E:
-        """Have this iteration end with the handle; at once if another thread is closing it. Return the iteration."""
+        """End this iteration with the handle; at once if another thread is closing it. Return the iteration."""
         self._all[id(one)] = one
         if self._why:
             one.end(self._why)
@@ -223,7 +222,7 @@ class Iterations:
 def gathered(items: Iterable[T], size: Callable[[T], int], most: int, most_bytes: int) -> Iterator[list[T]]:
     """Yield the items in lists. A list ends when it has `most` items, or when their sizes add up to `most_bytes`.
 
-    Where `items` raises an error, the items before it are yielded first.
+    If `items` raises an error, the items before it are yielded first.
     """
     batch: list[T] = []
     total = 0
@@ -244,7 +243,7 @@ def gathered(items: Iterable[T], size: Callable[[T], int], most: int, most_bytes
 
 @contextmanager
 def keeping(partial: Callable[[], Any]) -> Iterator[None]:
-    """Run the `with` block; an error that ends it gets the result of `partial()` as its attribute `partial`; see `KvspoolError`."""
+    """Run the `with` block; an error in it gets the result of `partial()` as its attribute `partial`; see `KvspoolError`."""
     try:
         yield
     except BaseException as error:
@@ -253,7 +252,7 @@ def keeping(partial: Callable[[], Any]) -> Iterator[None]:
 
 
 def check(limit: int | None, on_gap: OnGap) -> int:
-    """Return how many records may be handed out, -1 for no end. Raises ValueError for a limit, or a way to treat Gaps, that is none."""
+    """Return how many records may be returned, -1 for no limit. Raises ValueError for an invalid limit, or an invalid `on_gap`."""
     if on_gap not in ("raise", "yield", "skip"):
         raise ValueError(f'on_gap is "raise", "yield" or "skip", not {on_gap!r}')
     if limit is not None and limit < 0:
@@ -262,7 +261,7 @@ def check(limit: int | None, on_gap: OnGap) -> int:
 
 
 def check_timeout(timeout: float | None) -> float | None:
-    """Return the seconds to wait for a record; 0 for a negative number, None for no end. Raises ValueError for nan."""
+    """Return the seconds to wait for a record; 0 for a negative number, None for no limit. Raises ValueError for nan."""
     if timeout is None:
         return None
     if timeout != timeout:
@@ -271,7 +270,7 @@ def check_timeout(timeout: float | None) -> float | None:
 
 
 def check_spin(spin: float) -> float:
-    """Return the seconds to look for a record before sleeping. Raises ValueError for another value."""
+    """Return the seconds to poll for a record before sleeping. Raises ValueError for another value."""
     if not 0 <= spin < float("inf"):
         raise ValueError(f"spin is a number of seconds, not {spin}")
     return spin

@@ -1,4 +1,4 @@
-"""Declare a binary record once: names, types, codes and meanings stand together.
+"""Declare a binary record once: names, types, codes and meanings in one place.
 
     class Point(NamedTuple):
         x: Annotated[int, "I", "east of the origin, mm"]
@@ -7,7 +7,7 @@
     POINT = Layout(Point)
     POINT.pack(Point(1, 2)); POINT.unpack(data, at=64).x; POINT.offset("y")
 
-The format pages print these tables (`Layout.table`), and a test compares the two, so they can't drift apart.
+The format pages contain these tables (`Layout.table`), and a test compares the two, so they stay equal.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ T = TypeVar("T", bound=tuple[Any, ...])
 
 
 class Field(NamedTuple):
-    """One field of a layout: where it stands, how long it is, its struct code, name and meaning."""
+    """One field of a layout: its offset, size, struct code, name and meaning."""
 
     offset: int
     size: int
@@ -32,7 +32,7 @@ class Layout(Generic[T]):
     """The byte layout of a NamedTuple whose fields are `Annotated[type, struct code, meaning]`."""
 
     def __init__(self, record: type[T], order: str = "<") -> None:
-        """Compile the declaration; `order` is the byte order as `struct` writes it, without padding."""
+        """Compile the declaration; `order` is the byte order in the notation of `struct`, without padding."""
         self.record = record
         self.fields: list[Field] = []
         hints = get_type_hints(record, include_extras=True)
@@ -50,7 +50,7 @@ class Layout(Generic[T]):
         return self._struct.pack(*record)
 
     def unpack(self, data: bytes | memoryview, at: int = 0) -> T:
-        """Return the record whose bytes stand at offset `at`; struct.error if they don't fit in `data`."""
+        """Return the record at offset `at`; struct.error if it exceeds `data`."""
         return self.record(*self._struct.unpack_from(data, at))
 
     def offset(self, name: str) -> int:

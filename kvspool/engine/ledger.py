@@ -1,20 +1,20 @@
-"""The file `producers` of a log: which batch each producer has appended last, and where its records lie.
+"""The file `producers` of a log: the last batch of each producer, and the location of its records.
 
-A header, then accounts of 512 bytes, one for each producer. An account has two places of 256 bytes; the sound one with the higher
-generation counts, and the other one is overwritten. So an account is never seen half written, whatever dies when.
+A header, then accounts of 512 bytes, one for each producer. An account has two copies of 256 bytes. The sound one with the higher
+generation counts, and the other one is overwritten. So no crash leaves a half-written account.
 
-**Who may write.** Whoever holds the log's append lock. Reading needs no lock.
+**Writing** needs the log's append lock, reading no lock.
 
-**A batch under way.** Before its account says what is to be appended, the log's word `pending` names the account; it is taken back when the
-account says that all is there. Nobody appends while it is set, before having *settled* the account: between the two nobody else can have
-appended, so what was appended behind the first sequence is the batch's, exactly.
+**A batch under way.** First its account describes the records to append, and the log's word `pending` names the account. The word is reset
+when the account states that all are stored. While it is set, no writer appends before it has *settled* the account. Thus no other writer
+can have appended in between, so all records appended after the first sequence belong to the batch.
 
-**Durability.** As the page cache: an account survives the death of any process. With `is_durable` it is flushed before the first record is
-published, so that it survives the death of the machine if one of them does.
+**Durability.** As the page cache: an account survives a crash of any process. With `is_durable` it is flushed before the first record is
+published, so that it survives a crash of the machine if one of them does.
 
-**Recovery.** After a crash of the machine whoever recovers the log takes what it lost out of the accounts first: see `restarted`.
-An account may name a whole batch while a later one is there in part. It is believed only if the later one is durable and, where the
-account's other place still says where the whole one is, all of that is there.
+**Recovery.** After a crash of the machine, the process that recovers the log first removes the lost records from the accounts: see
+`restarted`. An account may name a whole batch while a later one is stored in part. This is trusted only if the later one is durable and,
+where the account's other copy still locates the whole one, all of it is stored.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ NAME = "producers"
 MAGIC = b"KVSPROD1"
 VERSION = 1
 FREE, AT_REST, UNDER_WAY = range(3)
-PIECES = 8  # of one batch that killed producers have left apart from each other
+PIECES = 8  # of one batch that was interrupted by kills
 STEP = 128  # accounts by which the file grows
 MOST = 4096
 HOUR = 3600 * 10**9  # ns
-EXPIRY = 7 * 24 * HOUR  # an account that was not used for so long may become another producer's, if it doesn't say otherwise
+EXPIRY = 7 * 24 * HOUR  # an account without use for this time may be given to another producer, unless it says otherwise
 _RANGE = struct.Struct("<2Q")
 
 
 class Header(NamedTuple):
-    """The first 512 bytes, zeros behind this."""
+    """The first 512 bytes, filled up with zeros."""
 
     magic: Annotated[bytes, "8s", "`KVSPROD1`"]
     version: Annotated[int, "I", "1"]
@@ -58,7 +58,7 @@ class Header(NamedTuple):
 
 
 class Account(NamedTuple):
-    """What is known of one producer; 256 bytes, two places for each."""
+    """The account of one producer; 256 bytes, two copies for each."""
 
     generation: Annotated[int, "Q", "1, 2, 3 ...; of two sound places the one with the higher number counts"]
     id: Annotated[bytes, "16s", "BLAKE2b of the producer's name, 16 bytes of it"]
@@ -80,33 +80,33 @@ class Account(NamedTuple):
 
     @property
     def runs(self) -> list[tuple[int, int]]:
-        """Return where the records of the batch lie, or, under way, are meant to: first sequences and counts."""
+        """Return the ranges of the batch's records, stored or, under way, planned: first sequences and counts."""
         return [_RANGE.unpack_from(self.ranges, at * _RANGE.size) for at in range(self.pieces)]
 
     @property
     def stored(self) -> int:
-        """Return how many records of the batch are there, of an account at rest."""
+        """Return how many records of the batch are stored, for an account at rest."""
         return sum(count for _, count in self.runs)
 
     @property
     def is_done(self) -> bool:
-        """Return whether the last batch is there in full."""
+        """Return whether the last batch is stored in full."""
         return self.state == AT_REST and self.done == self.batch + 1
 
     def with_runs(self, runs: list[tuple[int, int]]) -> Account:
         """Return the account with other ranges. Raises TooManyPieces."""
         if len(runs) > PIECES:
             raise TooManyPieces(
-                f"batch {self.batch} of producer {self.shown!r} lies in {len(runs)} pieces, {PIECES} are possible: it was interrupted too "
-                "often; forget the producer, and the records that are there stay"
+                f"batch {self.batch} of producer {self.shown!r} is in {len(runs)} pieces, {PIECES} are possible: it was interrupted too "
+                "often; forget the producer; its stored records stay"
             )
         return self._replace(pieces=len(runs), ranges=b"".join(_RANGE.pack(*run) for run in runs))
 
     def settled(self, kept: Callable[[int, int], list[tuple[int, int]]]) -> Account:
-        """Return the account at rest, with only those of its records that are there; `kept(first, count)` says which of some are."""
+        """Return the account at rest, with only its stored records; `kept(first, count)` returns which of some records are stored."""
         runs = [part for run in self.runs for part in kept(*run) if part[1]]
         if len(runs) > PIECES:
-            logger.warn("producer %s, batch %d: only %d of %d pieces are remembered", self.shown, self.batch, PIECES, len(runs))
+            logger.warn("producer %s, batch %d: only %d of %d pieces are stored", self.shown, self.batch, PIECES, len(runs))
         account = self.with_runs(runs[:PIECES])._replace(state=AT_REST)
         if account.stored == self.rows:
             return account._replace(done=self.batch + 1)
@@ -123,17 +123,17 @@ ACCOUNT = Layout(Account)
 BLOCK = 512  # the header, and each account
 PLACE = 256
 
-_GLANCE = struct.Struct("<Q32x2Q8xqB3xBxH176x")  # of a place what `claim` asks: generation, batch, done, updated, state, is_over, keep
+_GLANCE = struct.Struct("<Q32x2Q8xqB3xBxH176x")  # the fields for `claim`: generation, batch, done, updated, state, is_over, keep
 
 assert ACCOUNT.size == _GLANCE.size == PLACE
 assert HEADER.size == 64
 
 
 class Ledger(Handle):
-    """The open file of one log, for reading, or for who holds the append lock."""
+    """The open file of one log, for reading, or for the owner of the append lock."""
 
     def __init__(self, path: Path, log_id: bytes, file: Descriptor) -> None:
-        """Take over the descriptor of a file that was checked."""
+        """Take over the descriptor of a checked file."""
         self.path = path
         self._log_id = log_id
         self._file = file
@@ -145,9 +145,9 @@ class Ledger(Handle):
 
     @classmethod
     def open(cls, directory: Path, log_id: bytes, *, to_read: bool = False) -> Ledger | None:
-        """Open the ledger in a log's directory; None if there is none. to_read: nothing is written to it.
+        """Open the ledger in a log's directory; None if there is none. to_read: open it read-only.
 
-        Raises Corruption for a file that is none of this log, UnknownVersion, or the system's OSError.
+        Raises Corruption for a file that isn't this log's, UnknownVersion, or the system's OSError.
         """
         try:
             return cls._checked(directory / NAME, log_id, os.O_RDONLY if to_read else os.O_RDWR)
@@ -156,7 +156,7 @@ class Ledger(Handle):
 
     @classmethod
     def make(cls, directory: Path, log_id: bytes, mode: int) -> Ledger:
-        """Under the append lock: open the ledger, or make one, with the permission bits `mode`, on disk when this returns."""
+        """Under the append lock: open the ledger, or create one with the permission bits `mode`, on disk when this returns."""
         found = cls.open(directory, log_id)
         if found is not None:
             return found
@@ -172,19 +172,19 @@ class Ledger(Handle):
             fd = file.number
             raw = system.port.read(fd, HEADER.size, 0)
             if len(raw) < HEADER.size or raw[: len(MAGIC)] != MAGIC:
-                raise Corruption(f"{path} is no list of producers: remove it, and what it knew of their batches is forgotten")
+                raise Corruption(f"{path} is not a list of producers: remove it; the state of their batches is lost")
             header = HEADER.unpack(raw)
             if header.version != VERSION:
-                raise UnknownVersion(f"{path} has version {header.version}; this kvspool knows version {VERSION}: upgrade to open it")
+                raise UnknownVersion(f"{path} has version {header.version}; this kvspool supports version {VERSION}: upgrade to open it")
             if header.crc != _checksum(raw[:-4]) or header.account_bytes != BLOCK or header.log_id != log_id.ljust(16, b"\0"):
-                raise Corruption(f"{path} is damaged, or of another log: remove it, and what it knew of producers' batches is forgotten")
+                raise Corruption(f"{path} is damaged, or of another log: remove it; the state of producers' batches is lost")
             return cls(path, log_id, file)
         except BaseException:
             file.close()
             raise
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Release the descriptor."""
         self._file.close()
 
     def __enter__(self) -> Ledger:
@@ -197,12 +197,12 @@ class Ledger(Handle):
         return max(0, min(MOST, self._size // BLOCK - 1))
 
     def read(self, number: int) -> Account | None:
-        """Return an account; None for one that is free, or of which nothing is sound."""
+        """Return an account; None for a free or unsound one."""
         account = self._newest(system.port.read(self._fd, BLOCK, BLOCK * (1 + number))) if 0 <= number < len(self) else None
         return None if account is None or account.state == FREE else account
 
     def earlier(self, number: int) -> Account | None:
-        """Return an account as it was before it was stored last; None if nothing sound says that."""
+        """Return the previous copy of an account; None if it is not sound."""
         places = self._places(system.port.read(self._fd, BLOCK, BLOCK * (1 + number)))
         sound = [place for place in places if place is not None]
         return min(sound, key=lambda place: place.generation) if len(sound) == 2 else None
@@ -216,13 +216,13 @@ class Ledger(Handle):
                 yield number, account
 
     def damaged(self) -> int:
-        """Return how many accounts hold something and are not sound."""
+        """Return how many accounts are not empty and not sound."""
         data = system.port.read(self._fd, BLOCK * len(self), BLOCK)
         blocks = [data[at : at + BLOCK] for at in range(0, len(data), BLOCK)]
         return sum(any(block) and self._newest(block) is None for block in blocks)
 
     def find(self, id: bytes, hint: int = -1) -> tuple[int, Account] | None:
-        """Return the number and the account of a producer. hint: where it was the last time."""
+        """Return the number and the account of a producer. hint: its last known number."""
         account = self.read(hint)
         if account is not None and account.id == id:
             return hint, account
@@ -237,7 +237,7 @@ class Ledger(Handle):
         return None
 
     def named(self, prefix: bytes) -> Iterator[tuple[int, Account]]:
-        """Yield the numbers and accounts of the producers whose names begin so; prefix: at most 44 bytes of UTF-8."""
+        """Yield the numbers and accounts of the producers with this prefix of the name; at most 44 bytes of UTF-8."""
         data = system.port.read(self._fd, BLOCK * len(self), BLOCK)
         at = data.find(prefix)
         while at >= 0:
@@ -248,9 +248,10 @@ class Ledger(Handle):
             at = data.find(prefix, (number + 1) * BLOCK)
 
     def claim(self) -> int:
-        """Return the number of an account that a new producer may have: a free one, or one that has been over for an hour. If there is none
-        the list grows; where it may not, one that is over, or that is done and wasn't used for as long as it is kept. Of several the one
-        that was used least recently. Raises TooManyProducers."""
+        """Return the number of an account for a new producer: a free one, or one that has been over for an hour. If there is none, the list
+        grows. If it can't grow: one that is over, or that is done and wasn't used for its keeping time. Of several, the least recently used
+        one. Raises TooManyProducers.
+        """
         data = system.port.read(self._fd, BLOCK * len(self), BLOCK)
         for number, generation in self._claimable(data):
             account = self._newest(data[number * BLOCK : (number + 1) * BLOCK])
@@ -259,14 +260,14 @@ class Ledger(Handle):
         return self._grown() if len(self) < MOST else self._damaged_one()
 
     def _claimable(self, data: bytes) -> list[tuple[int, int]]:
-        """Return the numbers of accounts that seem to be free or to be had, the best ones first, with the generations that say so.
+        """Return the numbers of accounts that seem to be available, the best ones first, with the generations on which that is based.
 
-        Who claims holds the append lock, so thousands of accounts are only glanced at: no checksum is looked at.
+        The caller holds the append lock, so thousands of accounts are only scanned: no checksum is verified.
         """
         now, is_full = system.port.now(), len(self) == MOST
         places = _GLANCE.iter_unpack(data[: len(data) // BLOCK * BLOCK])
         found = []
-        # Both places of an account in turn; the larger one has the higher generation.
+        # The two copies of each account in turn; the greater tuple has the higher generation.
         for number, (generation, batch, done, updated, state, is_over, keep) in enumerate(map(max, places, places)):
             is_gone = is_over or (done == batch + 1 and updated < now - (keep * HOUR or EXPIRY))
             if state == FREE:
@@ -284,17 +285,17 @@ class Ledger(Handle):
         return number
 
     def _damaged_one(self) -> int:
-        """Return the number of an account of which nothing is sound. Raises TooManyProducers."""
+        """Return the number of an unsound account. Raises TooManyProducers."""
         for number in range(len(self)):
             if self.read(number) is None:
                 return number
         raise TooManyProducers(
-            f"{self.path.parent} knows {MOST} producers, and each was used within {EXPIRY // HOUR // 24} days, or one for a task of a "
-            "batch job of Spark, or has a batch that is not whole; forget those that are gone: `kvspool producers --forget`"
+            f"{self.path.parent} has {MOST} producers; each was used within {EXPIRY // HOUR // 24} days, or is one of a task of a "
+            "batch job of Spark, or has an incomplete batch; forget unused ones: `kvspool producers --forget`"
         )
 
     def store(self, number: int, account: Account, *, is_used: bool = True) -> None:
-        """Replace an account, under the append lock. is_used: by its producer; else it keeps its time."""
+        """Replace an account, under the append lock. is_used: by its producer; otherwise it keeps its time."""
         at = BLOCK * (1 + number)
         places = self._places(system.port.read(self._fd, BLOCK, at))
         newest = max((place.generation for place in places if place is not None), default=0)
@@ -305,13 +306,13 @@ class Ledger(Handle):
         system.port.write(self._fd, raw, at + which * PLACE)
 
     def copy_to(self, directory: Path) -> None:
-        """Make the same list in another directory of the log, on disk when this returns."""
+        """Copy the list to another directory of the log, on disk when this returns."""
         data = system.port.read(self._fd, BLOCK * (1 + len(self)), 0)
         status = system.port.status(self._fd)
         disk.replace(directory / NAME, data, 0o600, rights=status.st_mode & 0o777)
 
     def flush(self) -> None:
-        """Put all of it on disk."""
+        """Flush the file to disk."""
         system.port.flush_data(self._fd)
 
     def _newest(self, block: bytes) -> Account | None:
@@ -322,7 +323,7 @@ class Ledger(Handle):
         return [self._parsed(block[at : at + PLACE]) for at in (0, PLACE)]
 
     def _parsed(self, raw: bytes) -> Account | None:
-        """Return the account in `raw`, None if there is none that can be believed."""
+        """Return the account in `raw`, None if it is not sound."""
         if len(raw) < PLACE or not any(raw[:8]):
             return None
         account = ACCOUNT.unpack(raw)
@@ -339,9 +340,9 @@ def new_account(id: bytes, name: str, keep: int = 0) -> Account:
 
 
 def settle(directory: Path, log_id: bytes, number: int, next_sequence: int) -> None:
-    """Under the append lock, where the word `pending` names an account: note how much of its batch was appended. Then take the word back.
+    """Under the append lock, if the word `pending` names an account: note how much of its batch was appended. Then reset the word.
 
-    Raises the system's OSError. A ledger that is gone or damaged knows nothing of the batch any more; that is only logged.
+    Raises the system's OSError. A missing or damaged ledger has no information about the batch; that is only logged.
     """
     try:
         ledger = Ledger.open(directory, log_id)
@@ -349,26 +350,26 @@ def settle(directory: Path, log_id: bytes, number: int, next_sequence: int) -> N
         logger.warn("%s; a batch that was being appended is not accounted for", error)
         return
     if ledger is None:
-        logger.warn("%s has no list of producers any more; a batch that was being appended is not accounted for", directory)
+        logger.warn("%s no longer has a list of producers; a batch that was being appended is not accounted for", directory)
         return
     with ledger:
         account = ledger.read(number)
         if account is None or account.state != UNDER_WAY:
             return
         ledger.store(number, account.settled(before(next_sequence)), is_used=False)
-        ledger.flush()  # before others append: after a power cut their records must not be taken for the rest of the batch
+        ledger.flush()  # before others append: after a power failure their records must not count as the rest of the batch
 
 
 def before(end: int) -> Callable[[int, int], list[tuple[int, int]]]:
-    """Return what says which of some records are there in a log that goes on at a sequence; see `Account.settled`."""
+    """Return a function that tells which of some records are stored in a log whose next sequence is `end`; see `Account.settled`."""
     return lambda first, count: [(first, max(0, min(end - first, count)))]
 
 
 def restarted(directory: Path, log_id: bytes, kept: Callable[[int, int], list[tuple[int, int]]], *, is_forced: bool = False) -> None:
-    """Take out of all accounts what the log has lost in a crash of the machine; on disk when this returns.
+    """Remove from all accounts the records that the log has lost in a crash of the machine; on disk when this returns.
 
-    Called by who recovers the log, under its locks, before anybody appends: so that what it lost is never taken for what is there.
-    kept: returns which of `count` records from `first` on are there, as ranges. is_forced: also out of those that were written since.
+    Called during recovery of the log, under its locks and before any append, so that lost records never count as stored. kept: returns
+    which of `count` records from `first` on are stored, as ranges. is_forced: also for accounts written since.
     """
     try:
         ledger = Ledger.open(directory, log_id)
@@ -386,7 +387,7 @@ def restarted(directory: Path, log_id: bytes, kept: Callable[[int, int], list[tu
 
 
 def problems(directory: Path, log_id: bytes) -> list[str]:
-    """Return what is wrong with the list of producers in a log's directory, in words; nothing where there is none."""
+    """Return the faults of the list of producers in a log's directory, in words; nothing if there is none."""
     try:
         ledger = Ledger.open(directory, log_id, to_read=True)
     except (Corruption, UnknownVersion, OSError) as error:
@@ -395,7 +396,7 @@ def problems(directory: Path, log_id: bytes) -> list[str]:
         return []
     with ledger:
         damaged = ledger.damaged()
-    words = f"{damaged} of the producers' accounts are damaged: their last batches, if they come again, are appended again"
+    words = f"{damaged} of the producers' accounts are damaged: if their last batches are repeated, they are appended again"
     return [words] if damaged else []
 
 
@@ -403,7 +404,7 @@ def _after_loss(account: Account, earlier: Account | None, kept: Callable[[int, 
     settled = account.settled(kept)
     if not settled.done or settled.is_done:
         return settled
-    # It says that the batch before is there in full. Where records of this one may be gone, those of that one may be gone too.
+    # It states that the previous batch is stored in full. If records of this one may be lost, those of that one may be, too.
     is_kept = bool(account.is_durable)
     if is_kept and earlier is not None and earlier.id == account.id and earlier.state == AT_REST and earlier.done == account.done:
         is_kept = earlier.settled(kept).done == account.done  # a batch that was not durable, before one that is

@@ -1,12 +1,12 @@
-"""Locks between processes: bytes of a file, and the append lock, a word whose owner such a byte keeps alive (`lock_py`).
+"""Locks between processes: bytes of a file, and the append lock, a word whose owner holds such a byte (`lock_py`).
 
-What a byte protects is written at its byte's name in `spool.format`. The rules, and why:
+`spool.format` says at each byte's name what it protects. The rules, and their reasons:
 
-- The descriptor belongs to the lock alone. It is never mapped: a mapping duplicates it, and would hold the lock for as long as it lives.
-- It is never inherited: closed on exec, and given up in a forked child (`forks`).
-- It excludes other open file descriptions, not threads that share this one: each handle has a thread lock in front.
-- Waiting is bounded. A lock is never broken because time has passed: a dead holder's lock is freed by the kernel at once, so whoever
-  holds one is alive or stopped, and may still be writing.
+- The descriptor belongs to the lock alone. It is never mapped: a mapping duplicates it, and would hold the lock until it is unmapped.
+- It is never inherited: closed on exec, and dropped in a forked child (`forks`).
+- It excludes other open file descriptions, not threads that share this one: each handle first takes a thread lock.
+- Waiting is bounded. A lock is never broken by force after a time: the kernel frees a dead holder's lock at once, so the holder is alive
+  or stopped, and may still be writing.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from kvspool.system.descriptor import Descriptor
 from kvspool.system.handles import Handle
 
 T = TypeVar("T")
-FIRST_PAUSE = 20e-6  # seconds; a holder that appends one record needs less
-LONGEST_PAUSE = 2e-3  # seconds; what a waiter may lose after the lock became free
+FIRST_PAUSE = 20e-6  # seconds; a holder needs less to append one record
+LONGEST_PAUSE = 2e-3  # seconds; the longest delay of a waiter after the lock became free
 
 
 def wait_for(
     attempt: Callable[[], T | None], timeout: float, holder: Callable[[], str], rest: Callable[[float], None] | None = None
 ) -> T:
-    """Return what `attempt` returns once it isn't None, trying again and again for up to `timeout` seconds.
+    """Call `attempt` repeatedly for up to `timeout` seconds until it returns something other than None, and return that.
 
-    LockTimeout names the `holder` if that was too short. `rest` takes the place of the sleep between two attempts.
+    After that time it raises LockTimeout, which names the `holder`. `rest` replaces the sleep between two attempts.
     """
     got = attempt()
     if got is not None:
@@ -55,9 +55,9 @@ def acquire(fd: int, byte: int, timeout: float, holder: Callable[[], str]) -> No
 
 
 def give_back(file: Descriptor, process: int) -> None:
-    """Release all locks of a descriptor that `process` opened, and close it, unless it was closed before.
+    """Release all locks of a descriptor that `process` opened, and close it if it is open.
 
-    Closing alone would not do: a child that another thread forks at this moment has the descriptor too, until it runs a program of its own.
+    Closing alone would not suffice: a child that another thread forks at this moment has the descriptor too, until it executes a program.
     Such a child releases nothing: the locks are its parent's.
     """
     if file.is_closed:
@@ -68,7 +68,7 @@ def give_back(file: Descriptor, process: int) -> None:
 
 
 def give_back_file(file: Descriptor, process: int) -> None:
-    """As `give_back`, with the lock of the whole file."""
+    """Do as `give_back`, with the lock of the whole file."""
     if file.is_closed:
         return
     with file as fd:
@@ -78,25 +78,26 @@ def give_back_file(file: Descriptor, process: int) -> None:
 
 
 class _Hold(Handle):
-    """A lock that is held inside a `with` block, and released at its end whatever a signal handler raises there."""
+    """A lock for a `with` block, released at its end even if a signal handler raises there."""
 
     def __exit__(self, *_: object) -> None:
         try:
             self._release()
-        except BaseException:  # out of a signal handler, perhaps before the lock was released
+        except BaseException:  # from a signal handler, perhaps before the lock was released
             self._release()
             raise
 
     def _release(self) -> None:
-        """Release the lock, unless that was done. It may be called again."""
+        """Release the lock, if it is held. It may be called again."""
         raise NotImplementedError
 
 
 class held(_Hold):
-    """Hold a byte's lock of a descriptor inside the `with` block; see `acquire`.
+    """Hold a byte's lock of a descriptor for the `with` block; see `acquire`.
 
-    An exception out of a signal handler may keep `__exit__` from running at all. The lock is then released when this object is collected,
-    as late as the exception's traceback is. The descriptor may be closed by then, and its number another log's: it is left alone.
+    An exception from a signal handler may prevent `__exit__` from running. The lock is then released when this object is collected,
+    together with the exception's traceback. The descriptor may be closed by then, and its number reused for another log: then it is left
+    alone.
     """
 
     _is_held = False
@@ -110,11 +111,11 @@ class held(_Hold):
         self._token = object()  # of this hold
 
     def __enter__(self) -> None:
-        self._is_held = True  # as far as we know, until it was released
+        self._is_held = True  # as far as we know, until it is released
         self._file.holds[self._byte] = self._token
         try:
             acquire(self._file.number, self._byte, self._timeout, self._holder)
-        except BaseException:  # out of a signal handler, perhaps after the lock was taken
+        except BaseException:  # from a signal handler, perhaps after the lock was taken
             self._release()
             raise
 
@@ -131,7 +132,7 @@ class held(_Hold):
 
 
 class appending(_Hold):
-    """Hold an append lock inside the `with` block, waiting up to `timeout` seconds; see `wait_for`, and `held` for interrupts.
+    """Hold an append lock for the `with` block, waiting up to `timeout` seconds; see `wait_for`, and `held` for interrupts.
 
     file: the descriptor of a lock whose owner may close it without closing the lock.
     """
@@ -149,7 +150,7 @@ class appending(_Hold):
     def __enter__(self) -> None:
         try:
             wait_for(lambda: self._lock.take(self._token) or None, self._timeout, self._holder, partial(rest, self._lock))
-        except BaseException:  # out of a signal handler, perhaps after the lock was taken
+        except BaseException:  # from a signal handler, perhaps after the lock was taken
             self._release()
             raise
 
@@ -165,5 +166,5 @@ class appending(_Hold):
 
 
 def rest(lock: AppendLock, pause: float) -> None:
-    """Sleep until the append lock is free, `pause` seconds at most."""
+    """Sleep until the append lock is free, at most `pause` seconds."""
     lock.rest(int(pause * 1e9))

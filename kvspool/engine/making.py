@@ -1,8 +1,9 @@
-"""The hidden directory in which a spool is made before it gets its name, and leftovers of makers that died.
+"""The hidden directory in which a spool is created before it gets its name, and leftovers of crashed creators.
 
-`.NAME.ID.new` is beside NAME. Its maker holds an flock on the directory itself until the spool has its name, or the directory is gone.
-The kernel frees that lock when the maker dies, and not while it is stopped. So a directory whose lock is free is a dead maker's, or one
-that its maker has yet to lock: that one looks at the name once more after it has the lock, and begins again with another ID if it is gone.
+`.NAME.ID.new` is next to NAME. Its creator holds an flock on the directory itself until the spool has its name, or the directory is
+removed. The kernel frees that lock when the creator ends, and not while it is stopped. So a directory whose lock is free belongs to a dead
+creator, or to one that has yet to lock it. The latter checks the name again after locking, and starts again with another ID if it was
+removed.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _NAME = re.compile(r"\.(?P<name>.+)\.(?P<id>[0-9a-f]{32})(?P<suffix>\.new|\.resi
 
 
 class Unfinished(NamedTuple):
-    """A hidden directory beside a log. name: of the log; suffix: NEW, of a `create`, or RESIZE; is_locked: its maker lives."""
+    """A hidden directory next to a log. name: of the log; suffix: NEW, of a `create`, or RESIZE; is_locked: its creator is alive."""
 
     path: Path
     name: str
@@ -40,15 +41,15 @@ class Making(Handle):
         self._lock = lock
 
     def release(self) -> None:
-        """Give the lock back; once is enough. Raises the system's OSError."""
+        """Release the lock; once is enough. Raises the system's OSError."""
         self._lock.close()
 
 
 @contextmanager
 def directory(path: Path, discard: Callable[[Path], None]) -> Iterator[Making]:
-    """Give a new directory for the spool that will be at `path`, locked inside the `with` block.
+    """Create a locked directory for the spool at `path`, for the `with` block.
 
-    discard: removes it if the block raises; a note of that error names a directory that stays. Raises the system's OSError.
+    discard: removes it if the block raises; if that fails, a note of the error names the directory. Raises the system's OSError.
     """
     while True:
         id = system.port.random(16)
@@ -61,7 +62,7 @@ def directory(path: Path, discard: Callable[[Path], None]) -> Iterator[Making]:
             raise
         if lock is not None:
             break
-        discard(building)  # another process checked whether its maker lives
+        discard(building)  # another process tested whether its creator is alive
     made = Making(building, id, lock)
     try:
         yield made
@@ -69,21 +70,21 @@ def directory(path: Path, discard: Callable[[Path], None]) -> Iterator[Making]:
         _give_up(building, discard, error)
         raise
     finally:
-        with suppress(OSError):  # it is closed all the same; the block has released it if it succeeded
+        with suppress(OSError):  # it is closed anyway; the block has released it if it succeeded
             made.release()
 
 
 def _give_up(building: Path, discard: Callable[[Path], None], error: BaseException) -> None:
-    """Remove a directory whose maker failed with `error`, which gets a note if that fails, too."""
+    """Remove the directory of a creator that failed with `error`, which gets a note if that fails, too."""
     try:
         discard(building)
     except OSError as why:
-        error.add_note(f"{building} can't be removed ({why.strerror}): the next create of the same log tries again")
+        error.add_note(f"{building} can't be removed ({why.strerror}): the next create of the same log retries it")
 
 
 def remove_dead(path: Path, discard: Callable[[Path], None]) -> None:
-    """Remove leftovers of dead makers of the spool at `path`. Those that can't be removed stay; `kvspool doctor` names them."""
-    with suppress(PermissionError):  # of a parent that we may write to and not list
+    """Remove leftovers of dead creators of the spool at `path`. Those that can't be removed stay; `kvspool doctor` names them."""
+    with suppress(PermissionError):  # of a parent with write permission, but without read permission
         for name in system.port.names(path.parent):
             found = _NAME.fullmatch(name)
             if found is not None and (found["name"], found["suffix"]) == (path.name, NEW):
@@ -92,7 +93,7 @@ def remove_dead(path: Path, discard: Callable[[Path], None]) -> None:
 
 
 def unfinished(parent: Path) -> Iterator[Unfinished]:
-    """Yield the hidden directories of logs that are being made or resized, or whose maker died."""
+    """Yield the hidden directories of logs during creation or resize, or of dead creators."""
     for name in sorted(system.port.names(parent)):
         found = _NAME.fullmatch(name)
         if found is not None and os.path.isdir(parent / name):
@@ -116,7 +117,7 @@ def _is_locked(building: Path) -> bool:
 
 
 def _locked(building: Path) -> Descriptor | None:
-    """Return a directory that is open, with its lock; None if another process has the lock, or the directory is gone."""
+    """Return an open directory with its lock; None if another process has the lock, or the directory was removed."""
     try:
         lock = Descriptor(building, os.O_RDONLY | os.O_DIRECTORY)
     except FileNotFoundError:

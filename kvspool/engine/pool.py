@@ -1,10 +1,10 @@
-"""Private memory for the columns of large batches: lent, and lent again once nothing shares it any more.
+"""Private memory for the columns of large batches: lent, and reused when no object shares it any more.
 
-Clearing new pages takes a third of the time in which records are gathered. So memory returns to the pool when the last buffer, array,
-slice or view that shares it is gone. The kernel may take the pages of waiting memory whenever it needs them.
+Clearing new pages takes a third of the time of gathering records. So memory returns to the pool when the last buffer, array, slice or view
+that shares it is freed. The kernel may reclaim the pages of unused memory whenever it needs them.
 
-**Safety.** Memory is lent again only if the mapping has no export left: the interpreter counts them, for views of every kind. The pool
-looks when the view that it lent is freed.
+**Safety.** Memory is reused only if the mapping has no export left: the interpreter counts them, for views of every kind. The pool checks
+this when the view that it lent is freed.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ class Pool:
     """Lends pieces of private memory of one size. Threads may share it."""
 
     def __init__(self, size: int, spare: int) -> None:
-        """size: bytes of a piece; spare: how many pieces may wait to be lent again."""
+        """size: bytes of a piece; spare: how many unused pieces are kept."""
         self.size = size
         self._spare: deque[mmap.mmap] = deque(maxlen=spare)
 
     def lend(self, size: int) -> memoryview:
-        """Return at least `size` bytes with anything in them, for as long as the view or anything that shares its memory exists.
+        """Return at least `size` bytes of any content, valid while the view or anything that shares its memory exists.
 
-        Memory that is larger than a piece is not lent again. Raises OSError where the address space has no room.
+        Memory that is larger than a piece is not reused. Raises OSError if there is no address space.
         """
         if size > self.size:
             return memoryview(system.port.private_memory(size))
         try:
-            memory = self._spare.pop()  # the one that came last: its pages are most likely there
+            memory = self._spare.pop()  # the last returned one: its pages are most likely still present
         except IndexError:
             memory = system.port.private_memory(self.size)
         view = memoryview(memory)
@@ -41,7 +41,7 @@ class Pool:
         return view
 
     def _take_back(self, memory: mmap.mmap) -> None:
-        """Keep a piece for the next one to ask; unmap it where too many wait."""
-        with suppress(BufferError, OSError):  # somebody still sees it: it goes with the last view
+        """Keep a piece for the next caller; unmap it if too many are unused."""
+        with suppress(BufferError, OSError):  # still shared: it is freed with the last view
             system.port.release_pages(memory)
             self._spare.append(memory)

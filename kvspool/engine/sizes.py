@@ -1,4 +1,4 @@
-"""Sizes as people write them: 64 MiB, 1.5GB, 4096."""
+"""Sizes in readable notation: 64 MiB, 1.5GB, 4096."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def parse(size: int | str) -> int:
 
 
 def show(size: float) -> str:
-    """Return a size for people: 1.5 MiB."""
+    """Return a size in readable notation: 1.5 MiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"

@@ -1,11 +1,11 @@
-"""Times that a caller gives: not later than a day after the clock.
+"""Timestamps given by a caller: at most a day after the clock.
 
 Timestamps in a spool, and in a kvj or sej journal, never decrease, so that a time can be looked up. A record with a time far in the future
-would give this time to every record after it, for good. So such a time is refused before anything is written. A day
-leaves room for clocks that are set wrong, and a log whose last time is a day ahead is right again a day later.
+would force this time on every later record, permanently. So such a time is refused before anything is written. A day tolerates wrong
+clocks, and a log whose last time is a day ahead is right again a day later.
 
-Resize and salvage keep the times that a spool has. A journal keeps those of records that come from another log: by a copy, by
-`append_batch`, or from a client of a hub, whose own log has refused times ahead of the clock.
+Resize and salvage keep the times of a spool. A journal keeps the times of records from another log: by a copy, by `append_batch`, or from a
+client of a hub, whose own log has refused times ahead of the clock.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from kvspool.kernel import frames_py as frames
 
 
 def latest() -> int:
-    """Return the latest time that a record may have now, ns since the Unix epoch."""
+    """Return the latest permitted time of a record, ns since the Unix epoch."""
     return system.port.now() + frames.MOST_AHEAD
 
 
 def check(timestamp: int) -> None:
-    """Raise ValueError for a time that a record can't have."""
+    """Raise ValueError for an invalid time."""
     if not 0 <= timestamp < 1 << 63:
         raise ValueError(f"a timestamp is ns since 1970, 0..2**63-1, not {timestamp}")
     refuse_ahead(timestamp)

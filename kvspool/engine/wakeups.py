@@ -1,8 +1,8 @@
 """Sleep until one of many files or directories changes: one inotify descriptor for all of them.
 
-The contract: a wait may end early, may end for nothing, and never lasts longer than its timeout. So a wake-up never decides what is true;
-whoever wakes looks again. Where the kernel has no more inotify instances or watches to give, or its queue overflows, the
-wait is cut into short sleeps instead: that costs latency, never a record.
+The contract: a wait may end early, may end without a change, and never lasts longer than its timeout. So a wake-up decides nothing; the
+woken thread checks again. If the kernel has no free inotify instances or watches, or its queue overflows, the wait is split into short
+sleeps instead: that costs latency, never a record.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ENTERED = CREATE | MOVED_TO | ONLYDIR  # a name appeared in the directory
 LINKS = ATTRIB  # a name of the file was removed, or other metadata changed
 POLL = wakeups_py.POLL
 BLIND_POLL = wakeups_py.BLIND_POLL
-EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.ENOMEM)  # no instance or watch is left
+EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.ENOMEM)  # no instance or watch is free
 
 
 class Watcher(Waiting, Handle):
@@ -45,7 +45,7 @@ class Watcher(Waiting, Handle):
             self.is_blind = True
 
     def watch(self, path: str | os.PathLike[str], mask: int, key: Hashable) -> None:
-        """Wake for changes of `path` from now on, and report them as `key`. What is not there any more will not change."""
+        """Wake for changes of `path` from now on, and report them as `key`. A path that no longer exists will not change."""
         with self._in_use() as notifier:
             if notifier is None:
                 return
@@ -61,7 +61,7 @@ class Watcher(Waiting, Handle):
                 self.is_blind = True
 
     def unwatch(self, key: Hashable) -> None:
-        """Watch nothing more of what was watched under a key. Its last changes may still be reported."""
+        """Stop watching everything under a key. Its last changes may still be reported."""
         with self._in_use() as notifier:
             is_ours = self._is_ours()  # in a forked child they are the parent's
             for descriptor in self._descriptors.pop(key, ()):
@@ -70,8 +70,8 @@ class Watcher(Waiting, Handle):
 
     @contextmanager
     def _in_use(self) -> Iterator[INotify | None]:
-        """Keep the notifier open inside the `with` block, which gets None if it is closed already."""
-        self._users += 1  # before the look at what other threads set: they look here after they have set it
+        """Keep the notifier open during the `with` block, which gets None if it is closed already."""
+        self._users += 1  # before reading what other threads set: they read this after setting it
         notifier = self._notifier
         try:
             yield notifier
@@ -85,7 +85,7 @@ class Watcher(Waiting, Handle):
             _stir(notifier, [*self._keys])
 
     def close(self) -> None:
-        """Give the descriptor back; the wait of another thread ends at once, and a later one only sleeps."""
+        """Release the descriptor; the wait of another thread ends at once, and a later one only sleeps."""
         notifier, self._notifier = self._notifier, None
         if notifier is None:
             return
@@ -100,6 +100,6 @@ class Watcher(Waiting, Handle):
 
 
 def _stir(notifier: INotify, descriptors: list[int]) -> None:
-    """Wake the thread that sleeps on a notifier: the kernel reports each watch that is removed."""
+    """Wake the thread that sleeps on a notifier: the kernel reports each removed watch."""
     for descriptor in descriptors[:1]:
         system.port.remove_watch(notifier, descriptor)

@@ -1,4 +1,4 @@
-"""Journals: logs without a bound, in the formats of the ancestors and in our own."""
+"""Journals: unbounded logs, in the formats of other programs and in kvspool's own."""
 
 from kvspool.journal.appender import Torn
 from kvspool.journal.archive import ArchiveReport

@@ -1,15 +1,15 @@
-"""Appending to a journal: one lock, whole frames at the end of the last segment, then the page that says so.
+"""Append to a journal: one lock, whole frames at the end of the last segment, then the page that records the end.
 
-What a process that dies in the midst of it leaves, and what the next writer does, both under the append lock:
+The traces of a process that crashes meanwhile, and the work of the next writer, both under the append lock:
 
-| it died | it left | the next writer |
+| crashed | trace | the next writer |
 |---|---|---|
-| while it wrote frames | more bytes than the page says | keeps the whole frames: a reader may have them already; cuts what is torn |
-| before it wrote the page | the same | the same |
-| while it made a segment | a page whose `end` is the largest number | makes it, or completes its header; on disk, with its name |
+| while writing frames | more bytes than the page says | keeps the whole frames, since a reader may have them; cuts a torn one |
+| before writing the page | the same | the same |
+| while creating a segment | a page whose `end` is the largest number | creates it, or completes its header; on disk, with its name |
 
-The same look at the last segment's frames is taken where the page can't be believed: after a restart of the machine, when the original has
-written, when the lock file is new. What was cut is reported, byte for byte; see `Torn`.
+The frames of the last segment are checked in the same way if the page can't be trusted: after a restart of the machine, after a write of
+the original program, with a new lock file. Cut bytes are reported; see `Torn`.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ from kvspool.system.handles import Handle
 if TYPE_CHECKING:
     from kvspool.journal.dropping import Room
 
-IS_ONE_STEP = TWIN == "compiled"  # an append to the tail: threads need no lock around it, and no signal handler comes into it
-SHOWN = 1 << 16  # bytes of what was cut that a report holds
+IS_ONE_STEP = TWIN == "compiled"  # an append to the tail: it needs no lock between threads, and no signal handler interrupts it
+SHOWN = 1 << 16  # bytes of a cut that a report contains
 OnRoll = Callable[[int], None]
 T = TypeVar("T")
 
 
 class Torn(msgspec.Struct, frozen=True):
-    """What was cut from the end of a journal, because it is no whole frame.
+    """Bytes cut from the end of a journal, because they are not a whole frame.
 
-    segment: path of the file; position: byte where it was cut; sequence: of the record that would have begun there; size: bytes cut;
-    data: the first 64 KiB of them.
+    segment: path of the file; position: byte where it was cut; sequence: of the record that would have begun there; size: bytes cut; data:
+    the first 64 KiB of them.
     """
 
     segment: str
@@ -66,26 +66,26 @@ class Torn(msgspec.Struct, frozen=True):
 
 
 class Accounts:
-    """What has to be told of producers' batches where a journal goes on; see `kvspool.engine.ledger`."""
+    """Updates of producers' accounts at the end of a journal; see `kvspool.engine.ledger`."""
 
     def __init__(self, directory: Path, log_id: Callable[[], bytes]) -> None:
         self._directory = directory
         self._log_id = log_id
 
     def settle(self, control: Control, next_sequence: int) -> None:
-        """Under the append lock: note how much was appended of a batch that a killed process has left."""
+        """Under the append lock: note how much was appended of a batch of a killed process."""
         ledger.settle(self._directory, self._log_id(), control.pending - 1, next_sequence)
         control.set_pending(0)
 
     def restarted(self, end: int) -> None:
-        """Under the append lock, after a restart of the machine: the journal goes on at this sequence, so what lay behind it is lost."""
+        """Under the append lock, after a restart of the machine: the journal continues at this sequence, so all later records are lost."""
         if system.port.look_up(self._directory / ledger.NAME) is None:
-            return  # nor is the journal's id needed then
+            return  # the journal's id isn't needed then, either
         ledger.restarted(self._directory, self._log_id(), ledger.before(end))
 
 
 class Appender(Handle):
-    """What one handle needs to append. Its methods are called by one thread at a time."""
+    """The state of one handle for appending. Only one thread at a time calls its methods."""
 
     def __init__(
         self,
@@ -98,11 +98,11 @@ class Appender(Handle):
         on_roll: OnRoll | None = None,
         accounts: Accounts | None = None,
     ) -> None:
-        """Shut the original's writer out, and find the end; what has to be cut for that is added to `torn`. Raises LockTimeout,
-        Corruption, Poisoned, or the system's OSError.
+        """Keep the original's writer out, and find the end; bytes cut for that are added to `torn`. Raises LockTimeout, Corruption,
+        Poisoned, or the system's OSError.
 
-        room: asked before anything is written. on_roll: called under the append lock, with the sequence of the next record, when a segment
-        was begun; must not raise. accounts: of the journal's producers.
+        room: called before anything is written. on_roll: called under the append lock, with the sequence of the next record, after a
+        segment was begun; must not raise. accounts: of the journal's producers.
         """
         self.format: Format = segments.format
         self.segments = segments
@@ -112,16 +112,16 @@ class Appender(Handle):
         self.room = room
         self._mode = mode
         self._segment: Segment | None = None
-        self._thread = 0  # the one that holds the append lock through this handle
+        self._thread = 0  # the thread that holds the append lock through this handle
         self._on_roll = on_roll
         self._accounts = accounts
         self._identity = system.port.identity(segments.directory)
-        self._renewals = 0  # of the lock file, at the last check that the journal is still in its place
+        self._renewals = 0  # of the lock file, at the last check that the journal is still in place
         control.enter(timeout)
         self.under_lock(timeout, lambda page: None)
 
     def under_lock(self, timeout: float, work: Callable[[Page], T]) -> T:
-        """As `locked`, for work that needs the end of the journal, and its last segment open."""
+        """Do as `locked`, for work that needs the end of the journal, and its last segment open."""
 
         def step() -> T:
             result = work(self._settled_end())
@@ -131,10 +131,10 @@ class Appender(Handle):
         return self.locked(timeout, step)
 
     def locked(self, timeout: float, work: Callable[[], T]) -> T:
-        """Hold the append lock while `work` runs, and return its result; nobody has looked yet where the journal ends.
+        """Hold the append lock while `work` runs, and return its result; the end of the journal is not determined.
 
-        The lock is released whatever a signal handler raises, and wherever. A context manager could not promise that: an exception at the
-        beginning of its `__exit__` passes by the release. Raises Reentered, LockTimeout, LogVanished.
+        The lock is released whenever and whatever a signal handler raises. A context manager could not guarantee that: an exception at the
+        beginning of its `__exit__` skips the release. Raises Reentered, LockTimeout, LogVanished.
         """
         self._refuse_reentry()
         self._thread = threading.get_ident()
@@ -144,13 +144,14 @@ class Appender(Handle):
         finally:
             try:
                 self._leave()
-            except BaseException:  # a handler's, perhaps before the lock was released
+            except BaseException:  # from a handler, perhaps before the lock was released
                 self._leave()
                 raise
 
     def append_one(self, value: bytes, key: bytes | None, type: int, codec: int, timeout: float) -> int:
-        """Append one record with the present time in one step, if it can be done so; return its sequence, or `tail_py.SLOW`: then nothing
-        was done, and `append` has to. Raises LockTimeout."""
+        """Append one record with the present time in one step, if possible, and return its sequence. `tail_py.SLOW`: nothing was done, and
+        the caller must use `append`. Raises LockTimeout.
+        """
         tail = self.control.tail
         if tail is None or self._thread:
             return tails.SLOW
@@ -162,16 +163,16 @@ class Appender(Handle):
         return locks.wait_for(attempt, timeout, self.control.who, partial(locks.rest, tail.lock))
 
     def refuse_handler(self) -> None:
-        """Raise Reentered if this thread holds the append lock through this handle: a signal handler came into that."""
+        """Raise Reentered if this thread holds the append lock through this handle: then this is a signal handler."""
         if self._thread == threading.get_ident():
-            raise Reentered("a signal handler may not use a handle in the middle of an append to it; let it use one of its own")
+            raise Reentered("a signal handler may not use a handle during an append to it; let it use its own handle")
 
     def _refuse_reentry(self) -> None:
-        """As `refuse_handler`, for the thread whose turn it is: then an interpreted append in one step is its own, too."""
+        """Do as `refuse_handler`, for the thread with the thread lock: then an interpreted append in one step is its own, too."""
         self.refuse_handler()
         tail = self.control.tail
         if tail is not None and tail.is_busy and not IS_ONE_STEP:  # compiled, another thread's: wait for it
-            raise Reentered("a signal handler may not append to a handle in the middle of an append to it; let it use one of its own")
+            raise Reentered("a signal handler may not append to a handle during an append to it; let it use its own handle")
 
     def _enter(self, timeout: float) -> None:
         """Take the append lock."""
@@ -181,14 +182,14 @@ class Appender(Handle):
             self._renewals = self.control.renewals
 
     def _settled_end(self) -> Page:
-        """Return the end of the journal, after all that a killed writer has left was put in order."""
+        """Return the end of the journal, after fixing all leftovers of a killed writer."""
         page = self._find_end()
         if self._accounts is not None and self.control.pending:
             self._accounts.settle(self.control, page.next_sequence)
         return page
 
     def _tell(self) -> None:
-        """Under the append lock, when all went well: let the next append be one step. Never raises an OSError: what was done counts."""
+        """Under the append lock, after success: let the next append be one step. Never raises an OSError: the work is done."""
         with suppress(OSError):
             self._attach()
 
@@ -202,7 +203,7 @@ class Appender(Handle):
         tail.attach(self.format.number, self.format.item_bytes, segment.fd, path, status.st_dev, status.st_ino, segment.base, limit)
 
     def _detach(self) -> None:
-        """Let no append in one step write to the segment, which is about to be closed; wait for the one of another thread."""
+        """Keep appends in one step from the segment, which is about to be closed; wait for one of another thread."""
         tail = self.control.tail
         if tail is not None:
             tail.detach()
@@ -210,25 +211,25 @@ class Appender(Handle):
                 system.port.sleep(locks.FIRST_PAUSE)
 
     def _leave(self) -> None:
-        """Release the append lock, if it is held; to do so twice does no harm."""
+        """Release the append lock, if it is held; repeating this is harmless."""
         self.control.unlock()
         self._thread = 0
 
     def append(self, batch: Rows, page: Page, at: int | None = None, advice: str = DO_NOT_REPEAT) -> range:
         """Append all records of a batch, under the append lock, and return their sequences.
 
-        at: the sequence that the first one must get; a later one than the next leaves those in between out. Raises OutOfRange if it can't.
-        A batch may fail between two records, where the disk is full: the error says which are stored, see `errors.appended_by`, and with
+        at: the required sequence of the first one; one later than the next leaves out those in between. Raises OutOfRange if it is
+        impossible. A batch may fail between two records, on a full disk: the error has the stored ones, see `errors.appended_by`, and with
         `advice` what to do about them.
         """
         if at is not None and at != page.next_sequence:
             if at < page.next_sequence or not self.format.may_leave_out:
-                raise OutOfRange(f"{self.segments.path} goes on at sequence {page.next_sequence}, not at {at}; nothing was written")
-            # No segment begins here: the last one isn't full. To a reader that would look like a segment whose file is gone.
+                raise OutOfRange(f"{self.segments.path} continues at sequence {page.next_sequence}, not at {at}; nothing was written")
+            # No segment begins here, since the last one isn't full. To a reader it would look like a missing segment file.
             page = page._replace(next_sequence=at)
         first, number = page.next_sequence, batch.rows
         if number > LAST_SEQUENCE - first:
-            raise OutOfRange(f"{self.segments.path} has no more numbers for {number} records from {first} on; begin another one")
+            raise OutOfRange(f"{self.segments.path} has no more numbers for {number} records from {first} on; create another one")
         done = 0
         now = system.port.now() if self.format.has_timestamps else 0
         try:
@@ -253,18 +254,18 @@ class Appender(Handle):
         return range(first, page.next_sequence)
 
     def reopened(self, page: Page) -> Segment:
-        """Return the last segment with a descriptor of its own, which the caller closes. Under the append lock."""
+        """Return the last segment with its own descriptor, which the caller closes. Under the append lock."""
         return Segment(self.segments.plain_path(page.base), page.base, is_writable=True)
 
     def end_at(self, page: Page, base: int, end: int, sequence: int) -> Page:
-        """Under the lock: go on behind another record, where the segments end by now."""
+        """Under the lock: continue after another record, at the present end of the segments."""
         self._open(base)
         page = self._page(page, base, end, sequence)._replace(synced_sequence=min(page.synced_sequence, sequence))
         self.control.write(page)
         return page
 
     def _refuse_another(self) -> None:
-        """Raise LogVanished unless the journal lies where it lay when it was opened."""
+        """Raise LogVanished unless the journal is still where it was opened."""
         try:
             there = system.port.identity(self.segments.directory)
         except FileNotFoundError:
@@ -276,14 +277,14 @@ class Appender(Handle):
 
     def _find_end(self) -> Page:
         if self.control.is_gone():
-            raise LogVanished(f"{self.control.path} was removed, and others lock another file by now; open the journal again")
+            raise LogVanished(f"{self.control.path} was removed, and other processes lock a new file; open the journal again")
         page = self.control.read()
         if page.sync_error:
-            if self.control.owes_error:  # the next run of the machine takes it from the page alone
+            if self.control.owes_error:  # the next boot of the machine learns it only from the page
                 self.control.write(page)
             raise Poisoned(
                 f"{self.segments.path}: a flush to disk failed ({os.strerror(page.sync_error)}); it takes no more records. "
-                "kvspool.repair writes all of it to disk anew"
+                "kvspool.repair writes all of it to disk again"
             )
         if not self._agrees(page):
             page = self._recover(page)
@@ -292,7 +293,7 @@ class Appender(Handle):
         return page
 
     def _agrees(self, page: Page) -> bool:
-        """Return whether the page is of this run of the machine, and the segment that it speaks of ends where it says."""
+        """Return whether the page is of this boot of the machine, and its segment ends where it says."""
         if page.boot != self.control.boot_id or page.end == NOT_BEGUN:
             return False
         segment = self._segment
@@ -302,7 +303,7 @@ class Appender(Handle):
         return segment is not None and segment.size() == page.end
 
     def _open(self, base: int) -> Segment | None:
-        """Have the segment that begins at `base` as the one that is written to; None if there is no such file."""
+        """Open the segment that begins at `base` for writing; None if there is no such file."""
         self._detach()
         segment, self._segment = self._segment, None
         if segment is not None:
@@ -312,12 +313,12 @@ class Appender(Handle):
         return self._segment
 
     def _recover(self, page: Page) -> Page:
-        """Find the end from the segments, cut what is torn, and write a new page."""
+        """Find the end from the segments, cut torn bytes, and write a new page."""
         try:
             self.format.finish(self.segments, self._mode)
             bases = self.segments.bases()
         except FileNotFoundError:
-            raise LogVanished(f"{self.segments.directory} is gone; open the path again if it exists") from None
+            raise LogVanished(f"{self.segments.directory} was removed; open the path again if it exists") from None
         is_ours = page.boot == self.control.boot_id
         if not bases:
             known = page.next_sequence if is_ours else 0
@@ -333,7 +334,7 @@ class Appender(Handle):
         begin = self.segments.begin_of(segment)
         if not begin and self.format.header_bytes:
             return self._begin(self._end_of(self._timed(page), base))  # its header is torn, so there is no frame
-        if size <= begin:  # whoever made it may not have come to its end
+        if size <= begin:  # its creator may not have finished it
             self._flush(segment, page)
             disk.flush_directory(segment.path.parent)
         sequence = base
@@ -344,7 +345,7 @@ class Appender(Handle):
         if page.magic == MAGIC and not is_ours:
             found = self.format.true_end(segment, begin, found, page.synced_sequence)
         if found.size < size:
-            if found.stop != WHOLE and (begin != page.end or not is_ours):  # a killed writer leaves the beginning of frames alone
+            if found.stop != WHOLE and (begin != page.end or not is_ours):  # a killed writer doesn't change the start of frames
                 self._refuse_to_lose(segment, found, size)
             self._cut(segment, found, size)
         if found.latest == NO_TIME and not is_told:
@@ -354,7 +355,7 @@ class Appender(Handle):
         if is_ours and page.end == NOT_BEGUN and base < page.base == found.sequence:
             return self._begin(page)
         synced = min(page.synced_sequence, found.sequence)
-        if not is_ours or found.sequence < page.next_sequence:  # what the page says of the disk may be about other records
+        if not is_ours or found.sequence < page.next_sequence:  # the page's synced sequence may be about other records
             self._flush(segment, page)
             synced = found.sequence
         page = self._end_of(page, base, found.size, found.sequence)._replace(synced_sequence=synced)
@@ -364,45 +365,45 @@ class Appender(Handle):
         return page
 
     def _end_of(self, page: Page, base: int, end: int = NOT_BEGUN, sequence: int | None = None) -> Page:
-        """Return the page with the end that was found; after a restart of the machine what lies behind it is known to be lost."""
+        """Return the page with the end that was found; after a restart of the machine later records are known to be lost."""
         if self._accounts is not None and page.boot != self.control.boot_id:
             self._accounts.restarted(base if sequence is None else sequence)
         return self._page(page, base, end, sequence)
 
     def _timed(self, page: Page) -> Page:
-        """Return a page that may be stale, or none, with the latest timestamp that it or the segments say."""
+        """Return a page, possibly stale or empty, with the latest timestamp of the page or the segments."""
         return page._replace(last_timestamp=max(page.last_timestamp, latest_time(self.segments)))
 
     def _refuse_to_lose(self, segment: Segment, found: Scan, size: int) -> None:
-        """Raise Corruption if sound frames seem to lie behind what is none: then it is no torn end, and only a person may say what goes."""
+        """Raise Corruption if sound frames seem to follow the damage: then it is no torn end, and only the operator may remove bytes."""
         if self.format.end_in(segment, found.size, size) is not None:
-            return  # it has looked for the last sound frame itself
+            return  # it has searched for the last sound frame itself
         behind = find_behind(self.segments, segment, found, size, None)
         if behind is not None:
             raise Corruption(
-                f"{segment.path}: byte {found.size} is damaged, where sequence {found.sequence} should be, and behind it, at byte "
-                f"{behind[0]}, records go on; nothing was changed. kvspool repair takes out what is damaged and keeps the rest"
+                f"{segment.path}: byte {found.size} is damaged, where sequence {found.sequence} should be, and after it, at byte "
+                f"{behind[0]}, records continue; nothing was changed. kvspool repair removes the damage and keeps the rest"
             )
 
     def _behind(self, archived: Archived) -> int:
-        """Return the sequence behind an archive that is the last segment, since somebody removed, or didn't copy, what came after it."""
+        """Return the sequence after an archive that is the last segment, since later ones were removed, or not copied."""
         found = walk(self.format, archived, self.segments.begin_of(archived), archived.base, archived.size())
         if found.size < archived.size():
             raise Corruption(
-                f"{archived.path}: byte {found.size} of the segment is damaged, and no segment comes behind it, so the next sequence can't "
-                "be known; bring the segments behind it back. Nothing was changed"
+                f"{archived.path}: byte {found.size} of the segment is damaged, and no segment follows it, so the next sequence can't "
+                "be known; restore the segments after it. Nothing was changed"
             )
         return found.sequence
 
     def _cut(self, segment: Segment, found: Scan, size: int) -> None:
-        """Cut what is behind the last whole frame, after a note of it."""
+        """Cut the bytes after the last whole frame, after reporting them."""
         removed = segment.read(found.size, min(size - found.size, SHOWN))
         self._torn.append(Torn(str(segment.path), found.size, found.sequence, size - found.size, removed))
         system.port.truncate(segment.fd, found.size)
         system.port.flush(segment.fd)
 
     def _page(self, page: Page, base: int, end: int = NOT_BEGUN, sequence: int | None = None) -> Page:
-        """Return the page with another end of the journal, and us as the last who appended."""
+        """Return the page with another end of the journal, and this process as the last writer."""
         sequence = base if sequence is None else sequence
         known = (page.last_timestamp, page.synced_sequence, page.sync_error)
         return Page(MAGIC, self.control.boot_id, base, end, sequence, *known, *self.control.holder, 0)
@@ -416,18 +417,18 @@ class Appender(Handle):
             self.room.make(self.segments, page, len(data))
         system.port.write(segment.fd, data, page.end)
         page = self._page(page, page.base, page.end + len(data), page.next_sequence + count)._replace(last_timestamp=timestamp)
-        with suppress(OSError):  # the records are there all the same; the next writer finds them
+        with suppress(OSError):  # the records are stored nevertheless; the next writer finds them
             self.control.write(page)
         return page
 
     def _kept(self, page: Page) -> int:
-        """Behind a write that failed: cut what is torn, and return how many whole records are left, which a reader may have already.
+        """After a failed write: cut torn bytes, and return the number of whole records left, which a reader may have already.
 
-        page: the one to write from. It may leave sequences out, which nothing does if no record is left: so what was written last counts.
+        page: the one to write from. It may leave sequences out, but not if no record is left: so the last write counts.
         """
         try:
             return max(0, self._recover(self.control.read()).next_sequence - page.next_sequence)
-        except (OSError, KvspoolError):  # the next writer does it otherwise
+        except (OSError, KvspoolError):  # the next writer does it instead
             return 0
 
     def roll(self, page: Page) -> Page:
@@ -438,7 +439,7 @@ class Appender(Handle):
         if segment is not None and segment.base == page.base:
             self._flush(segment, page)
         page = self._page(page, page.next_sequence)._replace(synced_sequence=page.next_sequence)
-        self.control.write(page)  # from here on nobody appends to the old segment any more
+        self.control.write(page)  # from here on no writer appends to the old segment any more
         page = self._begin(page)
         if self._on_roll is not None:
             self._on_roll(page.next_sequence)
@@ -454,13 +455,13 @@ class Appender(Handle):
             raise Poisoned(f"{segment.path}: the flush to disk failed ({error}); the journal takes no more records") from error
 
     def _begin(self, page: Page) -> Page:
-        """Make the segment that the page says is being made, on disk; whatever lies there of an earlier attempt holds no record."""
+        """Create the segment that the page announces, on disk; a file of an earlier attempt contains no record."""
         path = self.segments.plain_path(page.base)
         if path.name != (name := self.format.name_of(page.base)):
             path = self.segments.renamed(page.base, str(name))
         with Descriptor(path, os.O_RDWR | os.O_CREAT, self._mode) as fd:
             header = self.format.header(page.base)
-            if system.port.read(fd, len(header) + 1, 0) != header:  # otherwise a reader may stand behind it
+            if system.port.read(fd, len(header) + 1, 0) != header:  # otherwise a reader may already be after it
                 system.port.truncate(fd, 0)
                 system.port.write(fd, header, 0)
             system.port.flush(fd)
@@ -470,7 +471,7 @@ class Appender(Handle):
         page = self._page(page, page.base, len(header), page.base)._replace(synced_sequence=page.base)
         self.control.write(page)
         if self.format.reads_zeros:
-            system.port.flush(self.control.fd)  # after a crash of the machine it says that there was nothing behind the header
+            system.port.flush(self.control.fd)  # after a crash of the machine it shows that nothing followed the header
         return page
 
     def close(self) -> None:

@@ -1,15 +1,15 @@
-"""Archiving: sealed segments are compressed in place, in the seekable format of zstd, and can be made again, byte for byte.
+"""Archiving: sealed segments are compressed in place, in the seekable format of zstd, and can be restored byte for byte.
 
-One segment after the other, never the last one. What a process that dies in the midst of it leaves:
+One segment after the other, never the last one. The traces of a process that crashes meanwhile:
 
-| it died | it left |
+| crashed | trace |
 |---|---|
-| while it wrote the new form, flushed it and compared it with the old one | a temporary file, which the next run removes |
-| after it renamed the new form, before it removed the old one | both forms; the uncompressed one counts, and the next run finishes it |
+| while writing, flushing or comparing the new form | a temporary file, which the next run removes |
+| after renaming the new form, before removing the old one | both forms; the uncompressed one counts, and the next run finishes it |
 
-The rename and the removal are done under the append lock, as trimming is, after a look whether the old form is still what was read: so
-no segment that was trimmed or repaired meanwhile comes back. Readers go on: who has the old form open reads it to its end, and who looks
-for it finds one of the two at any moment. One process archives at a time.
+The rename and the removal are done under the append lock, like trimming, after a check that the old form is unchanged. So no segment that
+was trimmed or repaired meanwhile returns. Readers continue: a reader with the old form open reads it to its end, and lookups find one of
+the two at any moment. One process archives at a time.
 """
 
 from __future__ import annotations
@@ -42,8 +42,10 @@ Progress = Callable[[int, int], None]
 
 
 class Converted(msgspec.Struct, frozen=True):
-    """One segment that changed its form. base: sequence of its first record; before, after: bytes of its file; with a dry run `after` is
-    None."""
+    """One segment that changed its form.
+
+    base: sequence of its first record; before, after: bytes of its file; in a dry run `after` is None.
+    """
 
     base: int
     before: int
@@ -51,7 +53,7 @@ class Converted(msgspec.Struct, frozen=True):
 
 
 class ArchiveReport(msgspec.Struct, frozen=True):
-    """What was archived, or with `undo` made into segments again; with `dry_run`, what would be. bytes_after: None with a dry run."""
+    """The segments that were archived, or restored with `undo`; with `dry_run`, those that would be. bytes_after: None in a dry run."""
 
     path: str
     dry_run: bool
@@ -60,12 +62,12 @@ class ArchiveReport(msgspec.Struct, frozen=True):
 
     @property
     def bytes_before(self) -> int:
-        """Return the bytes that the segments took before."""
+        """Return the previous size of the segments in bytes."""
         return sum(one.before for one in self.segments)
 
     @property
     def bytes_after(self) -> int | None:
-        """Return the bytes that they take now; None if nothing was done."""
+        """Return their present size in bytes; None if nothing was done."""
         return None if self.dry_run else sum(one.after or 0 for one in self.segments)
 
 
@@ -82,7 +84,7 @@ class Archiver:
         self._done = self._all = 0
 
     def run(self, before: int | None, older_than: float | None, *, dry_run: bool) -> ArchiveReport:
-        """Convert the segments that were asked for. See `Log.archive`."""
+        """Convert the selected segments. See `Log.archive`."""
         if dry_run:
             return self._report([Converted(base, size, None) for base, size in self._chosen(before, older_than)], is_done=False)
         seekable.library()  # before anything is begun
@@ -103,8 +105,8 @@ class Archiver:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Keep every other archiver of the journal out."""
-        self.journal.under_lock(self._timeout, lambda *_: None)  # the lock file is there then, and the end in order
+        """Keep out every other archiver of the journal."""
+        self.journal.under_lock(self._timeout, lambda *_: None)  # this creates the lock file, and fixes the end
         control = Control(self.journal.format.lock_file(self.journal.path), None)
         try:
             locks.acquire(control.fd, ADMIN, self._timeout, lambda: f"another process archives {self.journal.path}; try again later")
@@ -113,13 +115,13 @@ class Archiver:
             control.close()
 
     def _tidy(self) -> None:
-        """Remove what runs that died have left."""
+        """Remove the leftovers of crashed runs."""
         for name in system.port.names(self.segments.directory):
             if name.endswith(TEMPORARY) and self.segments.base_of(name.removesuffix(TEMPORARY)) is not None:
                 system.port.remove(self.segments.directory / name)
 
     def _chosen(self, before: int | None, older_than: float | None) -> Iterator[tuple[int, int]]:
-        """Yield the sealed segments that are there in the form that is to go, and the bytes of their files."""
+        """Yield the sealed segments in the old form, and the size of their files."""
         bases = self.segments.bases()
         now = system.port.now()
         for base, following in zip(bases, bases[1:], strict=False):
@@ -130,18 +132,18 @@ class Archiver:
                 yield base, status.st_size
 
     def _path(self, base: int) -> Path:
-        """Return the name of the form that is to go."""
+        """Return the path of the old form."""
         return self.segments.archive_path(base) if self._undo else self.segments.plain_path(base)
 
     def _convert(self, base: int) -> int | None:
-        """Give a segment its other form; returns the bytes of its file then, None if it was removed or changed meanwhile."""
+        """Convert a segment to its other form; return the size of its file, None if it was removed or changed meanwhile."""
         old = self._path(base)
         new = self.segments.plain_path(base) if self._undo else self.segments.archive_path(base)
         was = system.port.look_up(old)
         if was is None:
             return None
         if self._undo and system.port.look_up(new) is not None:
-            return self._take_the_place(old, was, new)  # both are there, and that one counts, whatever the archive holds
+            return self._take_the_place(old, was, new)  # both exist, and that one counts, whatever the archive contains
         try:
             source = Archived(old, base) if self._undo else Segment(old, base)
         except FileNotFoundError:
@@ -155,14 +157,14 @@ class Archiver:
         except Corruption:
             if _is_still(old, was):
                 raise
-            return None  # it was trimmed or repaired while we read it
+            return None  # it was trimmed or repaired meanwhile
         finally:
             source.close()
             with suppress(OSError):
                 system.port.remove(temporary)
 
     def _pieces(self, source: Segment) -> Iterator[bytes]:
-        """Yield what the new form is made of, and tell how far that is."""
+        """Yield the content of the new form, and report progress."""
         begun, size = self._done, system.port.status(source.fd).st_size
         blocks = len(source.table) if isinstance(source, Archived) else -(-size // seekable.BLOCK)
         made = self._blocks(source) if isinstance(source, Archived) else seekable.compressed(source.read, size, self._level)
@@ -180,7 +182,7 @@ class Archiver:
             self._progress(done, self._all)
 
     def _write(self, path: Path, pieces: Iterable[bytes], like: os.stat_result) -> None:
-        """Make a file of pieces, on disk, with the rights and times of another one."""
+        """Create a file from pieces, on disk, with the permissions and times of another one."""
         with Descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600) as fd:
             at = 0
             for piece in pieces:
@@ -190,11 +192,11 @@ class Archiver:
             if (made.st_uid, made.st_gid) != (like.st_uid, like.st_gid):
                 system.port.set_owner(fd, like.st_uid, like.st_gid)
             system.port.set_mode(fd, like.st_mode & 0o777)
-            system.port.set_times(fd, like.st_atime_ns, like.st_mtime_ns)  # its age is what rules for keeping it look at
+            system.port.set_times(fd, like.st_atime_ns, like.st_mtime_ns)  # retention rules use its age
             system.port.flush(fd)
 
     def _compare(self, source: Segment, path: Path) -> None:
-        """Read a new file back. Raises Corruption if it doesn't hold what it was made from."""
+        """Read a new file back. Raises Corruption if it differs from its source."""
         written = Segment(path, source.base) if isinstance(source, Archived) else Archived(path, source.base)
         try:
             archived, plain = (source, written) if isinstance(source, Archived) else (written, source)
@@ -203,13 +205,14 @@ class Archiver:
                 archived.block(number) == plain.read(archived.starts[number], one.size) for number, one in enumerate(archived.table)
             )
             if not same:
-                raise Corruption(f"{path} was read back and differs from {source.path}; the disk may be failing. Nothing was changed")
+                raise Corruption(f"{path} differs from {source.path} when read back; the disk may be failing. Nothing was changed")
         finally:
             written.close()
 
     def _take_the_place(self, old: Path, was: os.stat_result, new: Path, temporary: Path | None = None) -> int | None:
-        """Let the new form be there, then remove the old one, on disk; returns the bytes of the new one. None: the old one is another one
-        than that which was read."""
+        """Put the new form in place, then remove the old one, on disk; return the size of the new one. None: the old one is no longer the
+        file that was read.
+        """
 
         def change(*_: object) -> bool:
             if not _is_still(old, was):
@@ -218,7 +221,7 @@ class Archiver:
                 system.port.rename(temporary, new)
                 disk.flush_directory(new.parent)
             system.port.remove(old)
-            disk.flush_directory(new.parent, done=f"{new} took the place of {old.name}")
+            disk.flush_directory(new.parent, done=f"{new} replaced {old.name}")
             return True
 
         if not self.journal.under_lock(self._timeout, change):
@@ -228,7 +231,7 @@ class Archiver:
 
 
 def _is_still(path: Path, was: os.stat_result) -> bool:
-    """Return whether a name stands for the file that it stood for, and nobody wrote to it."""
+    """Return whether a name still refers to the same, unchanged file."""
     now = system.port.look_up(path)
     return now is not None and all(getattr(now, field) == getattr(was, field) for field in ("st_dev", "st_ino", "st_size", "st_mtime_ns"))
 

@@ -1,12 +1,12 @@
-"""Where a journal with items of one length begins and how it was shortened: what its blobs can't say.
+"""The begin of a journal with items of one length, and its truncations, which its blobs can't show.
 
-**Begin.** `.first` holds the position below which no item counts, whatever lies in the blobs: a fresh begin in the midst of a blob fills it
-up with zeros, and a prune notes what it will remove. It is replaced whole, on disk, before the blobs are touched; a missing one says 0.
+**Begin.** `.first` contains the position below which no item counts, whatever the blobs contain: a fresh begin within a blob fills it with
+zeros, and a prune stores what it will remove. It is replaced whole, on disk, before the blobs are changed; a missing one means 0.
 
-**Rewinds.** Other items may come at positions that somebody has read already. So a rewind leaves two entries in `.rewinds`: one before the
-blobs are touched, on disk, one after that. Who reads looks at the file's size *after* having read, and so learns of every rewind that
-what was read may come from. Between the two entries, items below the new end are all that may be handed out; a writer that finds a single
-entry has the rewind of a dead one to finish. Entries stay; 24 bytes for each rewind.
+**Rewinds.** Later items may get positions that a reader has already read. So a rewind writes two entries in `.rewinds`: one before the
+blobs are changed, on disk, and one after that. A reader checks the file's size *after* reading, and so learns of every rewind that may
+affect the items read. Between the two entries, only items below the new end may be returned. A writer that finds a single entry finishes
+the rewind of a dead one. Entries stay; 24 bytes for each rewind.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ class First(NamedTuple):
 
 
 class Rewind(NamedTuple):
-    """An entry of `rewinds`. The first one, the third one and so on tell of a rewind that begins, those behind them of its end."""
+    """An entry of `rewinds`. Odd ones (the first, the third and so on) mark the begin of a rewind, even ones its end."""
 
     size: Annotated[int, "Q", "the position of the next item, from then on"]
     checksum: Annotated[int, "I", "CRC32C register after what stands before it, from all ones on"]
 
 
-ALL_ONES = 0xFFFF_FFFF  # where the checksum begins, so that zeros have none
+ALL_ONES = 0xFFFF_FFFF  # initial value, so that zeros have no valid checksum
 FIRST = Layout(First, ">")
 REWIND = Layout(Rewind, ">")
 
 
 class Bounds:
-    """The two files. They have the name of the writers' lock file and a suffix, so that none is taken for another journal's."""
+    """The two files. They have the name of the writers' lock file and a suffix, so that they can't be those of another journal."""
 
     def __init__(self, lock_file: Path) -> None:
         self.directory = lock_file.parent
@@ -53,7 +53,7 @@ class Bounds:
         self._rewinds = lock_file.with_suffix(".rewinds")
 
     def forget(self) -> None:
-        """Remove what an earlier journal has left."""
+        """Remove the files of an earlier journal."""
         for path in (self._first, self._rewinds):
             with suppress(FileNotFoundError):
                 system.port.remove(path)
@@ -63,7 +63,7 @@ class Bounds:
         return self._load().position
 
     def begun(self) -> int | None:
-        """Return the position with which the blobs don't agree yet; None if they do. Raises Corruption."""
+        """Return the position for which the blobs are not adjusted yet; None if they are. Raises Corruption."""
         first = self._load()
         return None if first.is_done else first.position
 
@@ -75,16 +75,18 @@ class Bounds:
         return FIRST.unpack(_checked(self._first, data, FIRST.size))
 
     def begin_at(self, position: int, mode: int, *, is_done: bool = False, done: str = "") -> None:
-        """Let no item below a position count; on disk when it returns. is_done: the blobs agree. done: see `disk.flush_directory`."""
+        """Let no item below a position count; on disk when it returns. is_done: the blobs are adjusted. done: see
+        `disk.flush_directory`.
+        """
         disk.replace(self._first, _packed(FIRST.pack(First(position, is_done, 0))), mode, done=done)
 
     def entries(self) -> int:
-        """Return how many whole entries there are: an odd number while a rewind goes on."""
+        """Return the number of whole entries: odd during a rewind."""
         status = system.port.look_up(self._rewinds)
         return 0 if status is None else status.st_size // REWIND.size
 
     def lowest(self, since: int, until: int) -> int:
-        """Return the least size that the entries from `since` up to `until`, one at least, rewind to. Raises Corruption."""
+        """Return the least size of the rewinds in the entries from `since` up to `until`, at least one. Raises Corruption."""
         data = disk.read(self._rewinds, (until - since) * REWIND.size, since * REWIND.size)
         pieces = [data[at : at + REWIND.size] for at in range(0, len(data), REWIND.size)]
         if len(pieces) != until - since:
@@ -92,21 +94,23 @@ class Bounds:
         return min(REWIND.unpack(_checked(self._rewinds, piece, REWIND.size)).size for piece in pieces)
 
     def unfinished(self) -> int | None:
-        """Return the size that a rewind leads to which is going on, or whose process has died; None: there is none. Raises Corruption."""
+        """Return the size of an unfinished rewind, of a living or dead process; None: there is none. Raises Corruption."""
         count = self.entries()
         return self.lowest(count - 1, count) if count % 2 else None
 
     def begin_rewind(self, size: int, mode: int) -> None:
-        """Say that items from the position `size` on will go; on disk when it returns. Under the append lock, with none unfinished."""
+        """Announce the removal of items from the position `size` on; on disk when it returns. Under the append lock, with none
+        unfinished.
+        """
         self._add(size, mode, is_begin=True)
 
     def finish_rewind(self, size: int, mode: int) -> None:
-        """Say that they are gone. Under the append lock."""
+        """Mark the rewind as finished. Under the append lock."""
         self._add(size, mode, is_begin=False)
 
     def _add(self, size: int, mode: int, *, is_begin: bool) -> None:
         with Descriptor(self._rewinds, os.O_WRONLY | os.O_CREAT, mode) as fd:
-            count = system.port.status(fd).st_size // REWIND.size  # the rest of one that was torn is written over
+            count = system.port.status(fd).st_size // REWIND.size  # a torn rest is overwritten
             assert (count % 2 == 0) == is_begin
             system.port.write(fd, _packed(REWIND.pack(Rewind(size, 0))), count * REWIND.size)
             system.port.flush(fd)
@@ -122,5 +126,5 @@ def _packed(data: bytes) -> bytes:
 
 def _checked(path: Path, data: bytes, size: int) -> bytes:
     if len(data) != size or int.from_bytes(data[-4:], "big") != crc32c(ALL_ONES, data[:-4]):
-        raise Corruption(f"{path} is damaged, so nobody knows which items count; kvspool copy takes out what the blobs hold")
+        raise Corruption(f"{path} is damaged, so it is unknown which items count; kvspool copy copies the items in the blobs")
     return data

@@ -22,9 +22,9 @@ from kvspool.record import Codec, check_codec
 
 
 class JournalColumns(Columns):
-    """A record batch laid out for a journal: a time may lie before 1970, a null is the present one, and perhaps a column `codec`.
+    """A record batch laid out for a journal: a time may be before 1970, a null is the present time, and there may be a column `codec`.
 
-    codec: of all rows, where there is no such column. Raises ValueError for codecs that no record of a journal has.
+    codec: of all rows, without that column. Raises ValueError for codecs that no record of a journal has.
     """
 
     NAMES: ClassVar[tuple[str, ...]] = (*Columns.NAMES, "codec")
@@ -61,7 +61,7 @@ class JournalColumns(Columns):
         return any(self._codecs_of(self._codec))
 
     def buffers(self, now: int) -> tuple[Any, ...]:
-        """Return what `kvj.encode_columns` takes of the rows themselves. now: the timestamp of those that have none."""
+        """Return the arguments of `kvj.encode_columns` for the rows. now: the timestamp of rows without one."""
         types, times, codecs = self._columns
         if self._timestamps is not None and self._timestamps.null_count:
             times = column_of(self._timestamps.fill_null(now), "q")
@@ -73,13 +73,13 @@ class JournalColumns(Columns):
         return column_of(self._types, "B"), column_of(times, "q"), column_of(self._codecs, "B")
 
     def listed(self, rows: memoryview | None) -> Batch:
-        """Return the given rows, or all for None, as lists, for a format that has no columns."""
+        """Return the given rows, or all for None, as lists, for a format without columns."""
         every = range(self.rows) if rows is None else rows
         values = self._value.cast(pa.binary()).to_pylist()
         keys = self._key.cast(pa.binary()).to_pylist() if self.has_key is not None else None
         types, times, codecs = (None if one is None else one.to_pylist() for one in (self._types, self._timestamps, self._codecs))
         if times is not None and None in times:
-            now = system.port.now()  # a format with lists is slow, so the append is near; it never goes back all the same
+            now = system.port.now()  # a format with lists is slow, so the append follows soon; times never decrease anyway
             times = [now if time is None else time for time in times]
         lists = (None if column is None else [column[row] for row in every] for column in (values, keys, types, times, codecs))
         chosen, keys, types, times, codecs = lists
@@ -87,8 +87,10 @@ class JournalColumns(Columns):
 
 
 class ColumnRows:
-    """Rows of several record batches, as an appender takes them; see `journal.format.Rows`. rows: for each part int32 numbers of those that
-    are meant, None for all."""
+    """Rows of several record batches, as an appender takes them; see `journal.format.Rows`.
+
+    rows: for each part the int32 numbers of the selected rows, None for all.
+    """
 
     def __init__(self, parts: Sequence[JournalColumns], rows: Sequence[memoryview | None]) -> None:
         self._parts = parts
@@ -97,7 +99,7 @@ class ColumnRows:
         self.rows = self._ends[-1] if parts else 0
 
     def _place(self, row: int) -> tuple[JournalColumns, memoryview | None, int]:
-        """Return the part that a row belongs to, which of its rows are meant, and the row's number among those."""
+        """Return the part to which a row belongs, the selected rows of the part, and the row's number among those."""
         number = bisect_right(self._ends, row)
         return self._parts[number], self._chosen[number], row - (self._ends[number - 1] if number else 0)
 
@@ -107,13 +109,13 @@ class ColumnRows:
 
 
 class Records:
-    """A record batch in the schema `RECORDS`, looked at once, whose buffers become frames as they are: nothing is cast or copied before.
+    """A record batch in the schema `RECORDS`, checked once, whose buffers become frames without a cast or copy.
 
-    It may come from anywhere. It is what an appender takes, see `journal.format.Rows`; `close` it behind that.
+    It may be untrusted. Appenders take it, see `journal.format.Rows`; `close` it afterwards.
     """
 
     def __init__(self, batch: pa.RecordBatch) -> None:
-        """Raises ValueError that names the column, for one that contradicts itself or has what no record of a journal has."""
+        """Raises ValueError, naming the column, for one that contradicts itself or has values that no record of a journal can have."""
         times, types, keys, values, codecs = batch.columns
         self.rows: int = batch.num_rows
         for name, column in zip(RECORDS.names, (times, types, keys, values, codecs), strict=True):
@@ -134,13 +136,13 @@ class Records:
         if fault:
             raise ValueError(_FAULTS[fault])
         if found + keys.null_count != self.rows:
-            raise ValueError(f"column key has {self.rows - found} nulls, but says {keys.null_count}")
+            raise ValueError(f"column key has {self.rows - found} nulls, but claims {keys.null_count}")
         self.size: int = 21 * self.rows + key_offsets[self.rows] - key_offsets[0] + value_offsets[self.rows] - value_offsets[0]
         self.buffers = bits, keys.offset, key_offsets, key_data or b"\0", value_offsets, value_data or b"\0", kinds, self._times, marks
         self._room: bytearray | None = None
 
     def room(self, size: int) -> bytearray:
-        """Return room for so many bytes of frames; what was there before may be overwritten."""
+        """Return a buffer for so many bytes of frames; its previous contents may be overwritten."""
         if self._room is None or len(self._room) < size:
             self.close()
             self._room = _rooms.take(size)
@@ -153,7 +155,7 @@ class Records:
         return int(self._times[row])
 
     def close(self) -> None:
-        """Give the room for frames back."""
+        """Release the buffer for frames."""
         room, self._room = self._room, None
         if room is not None:
             _rooms.give_back(room)
@@ -166,14 +168,14 @@ class Records:
 
 
 _FAULTS = {
-    kvj_py.OFFSETS: "a column of bytes whose offsets go back, or beyond what is there",
-    kvj_py.TYPES: "column type has a number that is none from 0 to 255",
-    kvj_py.CODECS: "column codec has a number that is no codec, or one that only its own log can read",
+    kvj_py.OFFSETS: "a column of bytes whose offsets decrease, or exceed its bytes",
+    kvj_py.TYPES: "column type has a number outside 0 to 255",
+    kvj_py.CODECS: "column codec has a number that is not a codec, or one that only its own log can read",
 }
 
 
 class _Rooms:
-    """Lends rooms for frames: one that was used a moment ago is in the caches, and its pages are there."""
+    """Lends buffers for frames: a recently used one is in the caches, with its pages mapped."""
 
     SIZE = 3 << 19  # bytes
     SPARE = 4
@@ -189,7 +191,7 @@ class _Rooms:
         return bytearray(max(size, self.SIZE))
 
     def give_back(self, room: bytearray) -> None:
-        """Take one back, unless it is unusually large."""
+        """Take a buffer back, unless it is unusually large."""
         if len(room) == self.SIZE:
             self._spare.append(room)
 
@@ -198,7 +200,7 @@ _rooms = _Rooms()
 
 
 def _places(array: pa.Array, name: str) -> tuple[memoryview, memoryview]:
-    """Return what `_offsets` does, of a column that may have less than it says. Raises ValueError then."""
+    """Return the result of `_offsets` for a column that may be shorter than it claims. Raises ValueError then."""
     _, offsets, data = array.buffers()
     if not len(array):
         return zeros(1), memoryview(b"")
@@ -207,12 +209,12 @@ def _places(array: pa.Array, name: str) -> tuple[memoryview, memoryview]:
 
 
 def _fixed(array: pa.Array, code: str, name: str) -> memoryview:
-    """Return the items of a fixed-width column that may have less than it says. Raises ValueError then."""
+    """Return the items of a fixed-width column that may be shorter than it claims. Raises ValueError then."""
     return _part(array.buffers()[1], array.offset, len(array), code, name)
 
 
 def _part(buffer: pa.Buffer | None, start: int, count: int, code: str, name: str) -> memoryview:
-    """Return so many items of a buffer, which may be of any length. Raises ValueError if it has less."""
+    """Return so many items of a buffer of any length. Raises ValueError if it has fewer."""
     width = struct.calcsize(code)
     found = memoryview(b"") if buffer is None else items_of(buffer, "B")[start * width : (start + count) * width]
     if len(found) != count * width:
@@ -221,7 +223,7 @@ def _part(buffer: pa.Buffer | None, start: int, count: int, code: str, name: str
 
 
 def _codecs(batch: pa.RecordBatch) -> pa.Array:
-    """Return the column of codecs. Raises ValueError for a null, and for what no record of a journal has."""
+    """Return the column of codecs. Raises ValueError for a null, and for codecs that no record of a journal has."""
     array = cast_column(batch, "codec", pa.uint8())
     if array.null_count:
         raise ValueError("column codec has nulls; each value has a codec, 0 for none in particular")

@@ -1,9 +1,9 @@
-"""The places of all consumers of an FFLG journal: one file, `index`, that they and all processes share.
+"""The positions of all consumers of an FFLG journal: one file, `index`, shared by all of them.
 
 It is replaced whole, by a temporary file that is flushed and renamed, at each commit and under a lock: after a crash it is the old one or
-the new one. What another program wrote into it stays: the order of the entries, ids that are no UTF-8, bytes behind the last whole entry.
-Two processes of ours never lose each other's commits; another program that writes at the same time takes no lock.
-The lock, the leases and the temporary file lie in the hidden directory beside the journal; an id is never a part of a path.
+the new one. Content of other programs is kept: the order of the entries, ids that are not UTF-8, bytes after the last whole entry. Two
+processes of kvspool never lose each other's commits; another program that writes at the same time takes no lock. The lock, the leases and
+the temporary file are in the hidden directory next to the journal; an id is never a part of a path.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from kvspool.system import disk
 from kvspool.system.descriptor import Descriptor
 
 INDEX = "index"
-LARGEST = 1 << 24  # bytes of an index that are read
-LONGEST_ID = 4096  # bytes of an id that we write
+LARGEST = 1 << 24  # largest index that is read, in bytes
+LONGEST_ID = 4096  # longest id that we write, in bytes
 
 
 class Place(NamedTuple):
-    """What stands in front of a consumer's id."""
+    """The bytes before a consumer's id."""
 
     id_length: Annotated[int, "I", "bytes of the id, which is UTF-8"]
     offset: Annotated[int, "Q", "sequence of the record that the consumer reads next"]
@@ -41,17 +41,22 @@ PLACE = Layout(Place, ">")
 
 
 class Index(NamedTuple):
-    """What an index says. entries: ids as they stand there, and places; rest: bytes behind the last whole entry."""
+    """The content of an index.
+
+    entries: ids as stored, and positions; rest: bytes after the last whole entry.
+    """
 
     entries: list[tuple[bytes, int]]
     rest: bytes
 
     def places(self) -> dict[bytes, int]:
-        """Return the place of each consumer; of two entries with one id the later one counts."""
+        """Return the position of each consumer; of two entries with one id the later one counts."""
         return dict(self.entries)
 
     def id_of(self, name: str) -> bytes:
-        """Return the id of a name: its UTF-8, or an id that is no UTF-8 and is shown so. Raises ValueError for no id that we write."""
+        """Return the id of a name: its UTF-8, or an id that is not UTF-8 and is shown with escapes. Raises ValueError for an id that we
+        don't write.
+        """
         id = name.encode()
         if len(id) > LONGEST_ID:
             raise ValueError(f"a consumer's name has up to {LONGEST_ID} bytes of UTF-8, not {len(id)}")
@@ -66,12 +71,12 @@ def read_index(directory: Path) -> bytes:
     except FileNotFoundError:
         return b""
     if len(data) > LARGEST:
-        raise Corruption(f"{directory / INDEX} is larger than {LARGEST} bytes; that is no index of consumers")
+        raise Corruption(f"{directory / INDEX} is larger than {LARGEST} bytes; it is not an index of consumers")
     return data
 
 
 def parse_index(data: bytes) -> Index:
-    """Return what the bytes say. Whatever they are, no more than they are is allocated."""
+    """Parse an index. It never allocates more than the size of the bytes."""
     entries = []
     at = 0
     while at + PLACE.size <= len(data):
@@ -115,9 +120,9 @@ class ConsumerIndex(Offsets):
         return min(index.places().values(), default=None)
 
     def store(self, name: str, sequence: int) -> None:
-        """Let a consumer stand at a sequence. Raises Corruption for a new one where the index is damaged; LockTimeout."""
+        """Set a consumer to a sequence. Raises Corruption for a new one if the index is damaged; LockTimeout."""
         if not 0 <= sequence <= LAST_SEQUENCE:
-            raise ValueError(f"a sequence has 64 bits; {sequence} is none")
+            raise ValueError(f"a sequence is an unsigned number of 64 bits, not {sequence}")
         with self._locked():
             index = self._read()
             places = index.places()
@@ -151,25 +156,25 @@ class ConsumerIndex(Offsets):
     def _damaged(self, index: Index) -> Corruption:
         at = len(pack_index(index)) - len(index.rest)
         return Corruption(
-            f"{self.directory / INDEX} has no whole entry at byte {at}, so it can't be known which other consumers there are; "
-            f"cut it to {at} bytes to go on without them, or restore it"
+            f"{self.directory / INDEX} has no whole entry at byte {at}, so further consumers are unknown; "
+            f"truncate it to {at} bytes to continue without them, or restore it"
         )
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Be the only one who replaces the index, inside the `with` block."""
+        """Lock the index against other replacements during the `with` block."""
         sidecars.prepare(self.directory)
         path = sidecars.beside(self.directory) / "index.lck"
         process = system.port.process_id()
         file = Descriptor(path, os.O_RDWR | os.O_CREAT, self._mode)
         try:
-            with locks.held(file, 0, self._timeout, lambda: f"another process holds {path}, to replace the index of consumers"):
+            with locks.held(file, 0, self._timeout, lambda: f"another process has locked {path} to replace the index of consumers"):
                 yield
         finally:
             locks.give_back(file, process)
 
     def _replace(self, index: Index, done: str) -> None:
-        """Under the lock: put another index in place, on disk. done: see `disk.flush_directory`."""
+        """Under the lock: replace the index, on disk. done: see `disk.flush_directory`."""
         path = self.directory / INDEX
         temporary = sidecars.beside(self.directory) / "index.tmp"
         before = system.port.look_up(path)
@@ -178,5 +183,5 @@ class ConsumerIndex(Offsets):
 
 
 def _shown(id: bytes) -> str:
-    """Return an id for people; of one that is no UTF-8 the bytes that are none as `\\xff`."""
+    """Return a readable id; bytes that are not UTF-8 as `\\xff`."""
     return id.decode("utf-8", "backslashreplace")

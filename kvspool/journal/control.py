@@ -1,27 +1,26 @@
-"""The lock file of a journal: who may write, and where the journal ends.
+"""The lock file of a journal: the writers' locks, and the end of the journal.
 
-**Locks.** The program whose format it is holds the whole file by `flock` for as long as it writes. So does each of our handles that
-has appended, but shared: many of ours write at once, and the original and ours exclude each other. Among ours one byte is the
-append lock, another one the lock of a flush.
+**Locks.** The program that owns the format holds an exclusive `flock` on the file while it writes. Each of kvspool's writing handles holds
+a shared one: many of them write at once, and the original and kvspool exclude each other. Among kvspool's handles one byte is the append
+lock, another one the flush lock.
 
-**Page.** The file's content is ours (its size is 0 for the original): where the last segment ends and which sequence comes next, so that
-a writer goes on without a look at the segments. It is read and written with `pread` and `pwrite` under the append lock, never mapped: it
-is in other programs' reach. It is believed as far as it agrees with the file that it speaks of, in the same run of the machine; otherwise
-the segments say what is true.
+**Page.** The file's content is kvspool's (its size is 0 for the original): the end of the last segment and the next sequence, so that a
+writer continues without reading the segments. It is read and written with `pread` and `pwrite` under the append lock, never mapped, since
+other programs may change it. It is trusted only if it matches the segment, in the same boot of the machine; otherwise the segments decide.
 
-**Tail.** Where the journal ends stands in a file of our own beside it, too, which all writers map: see `tail_py`. An append in one step
-changes that one alone. Its first word is the append lock, whose locked bytes lie in the lock file. The byte that older versions lock for
-each append is the lock's gate, so they and we exclude each other. `read` returns what both files say together; `write` says in the tail
-that the page counts, until `tell` takes that back. Where no such file can be mapped, each append locks the byte, and writes the page.
+**Tail.** The end of the journal is also in a separate file next to it, which all writers map: see `tail_py`. An append in one step changes
+only that file. Its first word is the append lock, whose locked bytes are in the lock file. The byte that older versions lock for each
+append is the lock's gate, so old and new versions exclude each other. `read` combines both files. `write` marks in the tail that the page
+counts, until `tell` resets that. If no such file can be mapped, each append locks the byte, and writes the page.
 
-A writer locks, shared, one more byte, whose place is made of the number of the tail's file. So nobody uses another file in its place, when
-it was removed, or replaced, before the last one who has it mapped closes it.
+A writer holds a shared lock on one more byte, whose offset is derived from the inode number of the tail's file. So if that file is removed
+or replaced, no other file is used before all writers that have it mapped close it.
 
-**An error of a flush** must not get lost: the kernel reports it once. So it is stored at once, without a lock, behind the page and in the
-tail's file. All who read the page take it from there (`note_error`); the next writer with the append lock writes it into the page.
+**An error of a flush** must not be lost: the kernel reports it once. So it is stored immediately, without a lock, after the page and in the
+tail's file. All readers of the page take it from there (`note_error`); the next writer with the append lock writes it into the page.
 
-**A file that was removed.** The original removes the file when it closes. So whoever has locked it looks whether its name still stands
-for it, and at each append whether it still has one.
+**A removed file.** The original removes the file when it closes. So after locking it, a writer checks whether the name still refers to it,
+and at each append whether it still has a name.
 """
 
 from __future__ import annotations
@@ -52,17 +51,17 @@ from kvspool.system.descriptor import Descriptor
 from kvspool.system.handles import Handle
 
 MAGIC = b"kvJRNL01"
-APPEND, SYNC, ADMIN = 1 << 20, (1 << 20) + 1, (1 << 20) + 2  # the bytes that are locked: far behind the content, so that it may grow
-USED_AT, USED = 1 << 40, 1 << 40  # of these bytes each writer locks one, shared: that of the tail's file
+APPEND, SYNC, ADMIN = 1 << 20, (1 << 20) + 1, (1 << 20) + 2  # locked bytes: far after the content, so that it may grow
+USED_AT, USED = 1 << 40, 1 << 40  # each writer locks one of these bytes, shared: that of the tail's file
 TAIL_BYTES = 4096  # of the tail's file
-UNFIT = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, errno.ENODEV, errno.EOPNOTSUPP)  # of who can have no tail
+UNFIT = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, errno.ENODEV, errno.EOPNOTSUPP)  # if a process can have no tail
 TRIES = 5
-NOT_BEGUN = (1 << 64) - 1  # `end`, while a new segment is being made
-End = tuple[int, int, int, int, int]  # what a tail says: base, end, next sequence, latest timestamp, synced sequence
+NOT_BEGUN = (1 << 64) - 1  # `end`, during the creation of a new segment
+End = tuple[int, int, int, int, int]  # content of a tail: base, end, next sequence, latest timestamp, synced sequence
 
 
 class Page(NamedTuple):
-    """What the writers tell each other. All of it is zero in a file that the original has made."""
+    """The state shared by writers. All zeros in a file created by the original."""
 
     magic: Annotated[bytes, "8s", "kvJRNL01"]
     boot: Annotated[bytes, "16s", "the run of the machine that wrote it"]
@@ -80,33 +79,33 @@ class Page(NamedTuple):
 
 
 PAGE = Layout(Page)
-PENDING_AT = 112  # behind the page: number + 1 of the account of a batch that is being appended (u32), and its complement; zeros: none
+PENDING_AT = 112  # after the page: number + 1 of the account of a batch that is being appended (u32), and its complement; zeros: none
 _PENDING = struct.Struct("<2I")
-ERROR_AT = 120  # behind that: errno of a flush that failed in this run of the machine, as the word that `error_word` returns; 0: none
+ERROR_AT = 120  # after that: errno of a failed flush in this boot of the machine, as the word returned by `error_word`; 0: none
 CONTENT = 128  # bytes of the file
-NO_RUN = bytes(16)  # `boot` of a page that is not to be believed
+NO_RUN = bytes(16)  # `boot` of an invalid page
 
 
 class Control(Handle):
-    """One handle's view of the lock file. The descriptor is its own, is never inherited, and never mapped."""
+    """One handle's view of the lock file. It has its own descriptor, which is never inherited, and never mapped."""
 
     def __init__(self, path: Path, mode: int | None) -> None:
-        """Open the lock file for writing; `mode`: make it, with these permission bits, if it isn't there. Raises the system's OSError."""
+        """Open the lock file for writing; `mode`: create it with these permission bits if it doesn't exist. Raises the system's OSError."""
         self.path = path
         self._mode = mode
         self._process = system.port.process_id()
         self.holder = holders.ours()
         self.boot_id = system.port.boot_id()
-        self.pending = 0  # as it was at the last `read`
-        self.owes_error = False  # whether the page did not say then that a flush has failed
-        self.renewals = 0  # how often the file was another one, since somebody had removed it
-        self._must_enter = False  # a new file took the place of one that was removed, and the original may write to it
-        self._page: Page | None = None  # as it was read or written last
-        self.tail: Tail | None = None  # once the append lock was taken, and if a tail can be mapped
-        self.group: FlushGroup | None = None  # of those who wait for a flush, with the tail
+        self.pending = 0  # as of the last `read`
+        self.owes_error = False  # whether the page lacked the error of a failed flush
+        self.renewals = 0  # how often the file was replaced after a removal
+        self._must_enter = False  # a new file replaced a removed one, and the original may write to it
+        self._page: Page | None = None  # as last read or written
+        self.tail: Tail | None = None  # after the append lock was taken, if a tail can be mapped
+        self.group: FlushGroup | None = None  # of waiters for a flush, with the tail
         self._has_looked = False  # whether it can
         self._guard = threading.RLock()
-        self._users: dict[object, list[Descriptor]] = {}  # flushes under way, with the files that they may use still
+        self._users: dict[object, list[Descriptor]] = {}  # flushes under way, with files that they may still use
         self._is_closed = False
         self._file = self._open()
 
@@ -120,10 +119,10 @@ class Control(Handle):
         try:
             return Descriptor(self.path, flags, self._mode or 0)
         except FileNotFoundError:
-            raise LogVanished(f"{self.path.parent} is gone; open the path again if it exists") from None
+            raise LogVanished(f"{self.path.parent} was removed; open the path again if it exists") from None
 
     def enter(self, timeout: float) -> None:
-        """Shut the original's writer out, together with all of ours. Raises LockTimeout if it is in."""
+        """Keep the original's writer out, together with all of kvspool's handles. Raises LockTimeout if it is writing."""
         locks.wait_for(self._try_enter, timeout, lambda: f"a writer of another program holds {self.path}; close it")
         self._must_enter = False
 
@@ -132,11 +131,11 @@ class Control(Handle):
             return None
         if self.is_in_place():
             return True
-        self._renew()  # removed, or replaced, by the one who had it before
+        self._renew()  # removed or replaced by its previous holder
         return None
 
     def _renew(self) -> None:
-        """Open the file that has the name now; one of the two is open at any moment, also after an exception."""
+        """Open the file that now has the name; one of the two is open at any moment, also after an exception."""
         file = self._open()
         self._must_enter = True
         self._close_tail()
@@ -148,16 +147,16 @@ class Control(Handle):
                 file.close()
 
     def is_in_place(self) -> bool:
-        """Return whether the name stands for the file that we have open."""
+        """Return whether the name refers to the open file."""
         ours, there = system.port.status(self.fd), system.port.look_up(self.path)
         return there is not None and (ours.st_ino, ours.st_dev) == (there.st_ino, there.st_dev)
 
     def is_gone(self) -> bool:
-        """Return whether no name stands for the file any more."""
+        """Return whether the file no longer has a name."""
         return system.port.status(self.fd).st_nlink == 0
 
     def lock(self, timeout: float, byte: int = APPEND) -> None:
-        """Take one of the locks among our own writers. LockTimeout names who appended last."""
+        """Take one of the locks among kvspool's writers. LockTimeout names the last writer."""
         try:
             self._take(timeout, byte)
             while byte == APPEND and (self._must_enter or system.port.status(self.fd).st_nlink == 0):  # removed: others lock another one
@@ -182,7 +181,7 @@ class Control(Handle):
             tail.sign()
 
     def unlock(self, byte: int = APPEND) -> None:
-        """Release one of the locks, whether it is held or not. An append that another thread is in the middle of keeps its own."""
+        """Release one of the locks, whether it is held or not. A current append of another thread keeps its own."""
         if byte == APPEND and self.tail is not None:
             if self.tail.lock.taken_by is self:
                 self.tail.lock.free()
@@ -190,38 +189,39 @@ class Control(Handle):
             system.port.unlock(self.fd, byte)
 
     def who(self) -> str:
-        """Say who appended last, for who waits for the append lock."""
+        """Name the last writer, for waiters of the append lock."""
         words = (0, 0, 0, 0) if self.tail is None else self.tail.signed_by()
         if not words[0]:
             page = self.seen()
             words = (page.holder_pid, page.holder_start, page.holder_boot, page.holder_namespace)
         who = holders.describe(words) if words[0] else "another process"
-        return f"{who} has appended to {self.path.parent} last, and may hold its lock"
+        return f"{who} was the last to append to {self.path.parent}, and may hold its lock"
 
     def sign_flush(self) -> None:
-        """Note that this process leads a flush, for those who wait for it."""
-        tail = self.tail  # another thread may open the lock file anew
+        """Store that this process leads a flush, for its waiters."""
+        tail = self.tail  # another thread may reopen the lock file
         if tail is not None:
             tail.sign(tails.LEADER)
 
     def flusher(self) -> str:
-        """Say who led the last flush, for those who wait for one."""
+        """Name the process that led the last flush, for its waiters."""
         tail = self.tail
         words = (0, 0, 0, 0) if tail is None else tail.signed_by(tails.LEADER)
         who = holders.describe(words) if words[0] else "another process"
-        return f"{who} has led the last flush, and may hold it"
+        return f"{who} led the last flush, and may hold it"
 
     # The tail.
 
     def _share_tail(self, timeout: float) -> tuple[Tail, FlushGroup] | None:
-        """Return the tail that all writers of this lock file use; None where there can be none. Raises LockTimeout if others use one whose
-        file was removed."""
+        """Return the common tail of all writers of this lock file; None if there can be none. Raises LockTimeout if others use one whose
+        file was removed.
+        """
         path = tail_file(self.path)
         try:
             name = filesystems.of(path.parent)
             if name not in filesystems.SAFE or name in filesystems.KILLING:
                 return None
-            return locks.wait_for(lambda: self._try_tail(path), timeout, lambda: f"writers use a file that {path} no longer is; close them")
+            return locks.wait_for(lambda: self._try_tail(path), timeout, lambda: f"writers use an earlier {path}; close them")
         except (LockTimeout, NotAFile):
             raise
         except OSError as error:
@@ -252,7 +252,7 @@ class Control(Handle):
         return tail, group
 
     def _is_only_tail(self, byte: int, path: Path, status: os.stat_result) -> bool:
-        """Return whether nobody uses a tail in another file, and this one lies at its path."""
+        """Return whether no process uses a tail in another file, and this one is at its path."""
         there = system.port.look_up(path)
         is_there = there is not None and (there.st_ino, there.st_dev) == (status.st_ino, status.st_dev)
         below = system.port.locked_from(self.fd, USED_AT, byte - USED_AT) if byte > USED_AT else -1
@@ -270,7 +270,7 @@ class Control(Handle):
     # The page.
 
     def read(self) -> Page:
-        """Under the append lock: return the page, with what the tail says; one that is all zero if there is none that can be believed."""
+        """Under the append lock: return the page, updated from the tail; all zeros if there is no valid one."""
         data = self._data()
         number, complement = _PENDING.unpack(data[PENDING_AT:ERROR_AT].ljust(_PENDING.size, b"\0"))
         self.pending = number if number ^ complement == 0xFFFF_FFFF else 0
@@ -279,7 +279,7 @@ class Control(Handle):
         return page
 
     def seen(self) -> Page:
-        """Return what `read` does, without the lock: a page that is being written is one that can't be believed."""
+        """Return the result of `read`, without the lock: a page during a write is invalid."""
         return self._parsed(self._data())
 
     def _data(self) -> bytes:
@@ -295,7 +295,7 @@ class Control(Handle):
         return page._replace(magic=MAGIC, sync_error=error) if error else page
 
     def set_pending(self, number: int) -> None:
-        """Under the append lock: say that a producer's batch is being appended (number + 1 of its account), or that none is (0)."""
+        """Under the append lock: mark that a producer's batch is being appended (number + 1 of its account), or none (0)."""
         if self.tail is not None:
             self.tail.tell_elsewhere()
         self.pending = number
@@ -311,26 +311,26 @@ class Control(Handle):
             self._turn_back()
         if page.sync_error:
             self.note_error(page.sync_error)
-        elif before is not None and before.sync_error:  # all was written anew
+        elif before is not None and before.sync_error:  # all was written again
             self._store_error(0)
         self._page = page
         system.port.write(self.fd, pack(page), 0)
 
     def _turn_back(self) -> None:
-        """Under the append lock: say that the journal's end may have gone back. Raises OSError if others might not learn that."""
+        """Under the append lock: mark that the journal's end may have moved back. Raises OSError if other handles might not notice."""
         before = self._page
         if self.tail is not None:
             self.tail.turn_back()
-        elif before is None or before.boot in (self.boot_id, NO_RUN):  # the tail of an earlier run counts for nothing
+        elif before is None or before.boot in (self.boot_id, NO_RUN):  # the tail of an earlier boot is invalid
             _void_tail(self.path)
 
     def note_error(self, error: int) -> None:
-        """Say at once that a flush has failed with this errno. Needs no lock. What can't be written is left to the caller's next steps."""
+        """Store the errno of a failed flush immediately. Needs no lock. If a store fails, the caller's next steps do it."""
         with suppress(OSError, KvspoolError):
             self._store_error(error)
 
     def _store_error(self, error: int) -> None:
-        """Store an errno behind the page, and for those who append in one step; 0: all was written anew since."""
+        """Store an errno after the page, and in the tail for appends in one step; 0: all was written again since."""
         tail = self.tail
         if tail is not None:
             tail.fail(error)
@@ -341,9 +341,9 @@ class Control(Handle):
                 _store_in_tail(self.path, lambda fd: {tails.ERROR: tails.error_word(_seed(self.boot_id, system.port.status(fd)), error)})
 
     def tell(self, base: int) -> bool:
-        """Under the append lock, when all is in order: let the tail say what the page does. base: of the segment that is open for writing.
+        """Under the append lock, after success: copy the page to the tail. base: of the segment that is open for writing.
 
-        Returns whether it does: False where the next append has to look at the page.
+        Returns whether it did: False if the next append has to read the page.
         """
         page, tail = self._page, self.tail
         if page is None or tail is None or page.boot != self.boot_id or page.base != base:
@@ -357,8 +357,9 @@ class Control(Handle):
 
     @contextmanager
     def held_open(self) -> Iterator[None]:
-        """Keep the file and its locks inside the `with` block: `close` is put off until its end. A file that is opened anew meanwhile
-        stays open, too. Raises Closed."""
+        """Keep the file and its locks during the `with` block: `close` is postponed until its end. A file that is reopened meanwhile stays
+        open, too. Raises Closed.
+        """
         user = object()
         try:
             with self._guard:
@@ -369,12 +370,12 @@ class Control(Handle):
         finally:
             try:
                 self._let_go(user)
-            except BaseException:  # out of a signal handler, perhaps before it was done
+            except BaseException:  # from a signal handler, perhaps before it was done
                 self._let_go(user)
                 raise
 
     def _let_go(self, user: object) -> None:
-        """End what `held_open` has begun, unless that was done."""
+        """End the effect of `held_open`; repeating this is harmless."""
         with self._guard:
             self._users.pop(user, None)
             if self._is_closed and not self._users:
@@ -382,7 +383,7 @@ class Control(Handle):
 
     def close(self) -> None:
         """Release all locks, and close the file: at once, or at the end of the last flush under way."""
-        if self._process != system.port.process_id():  # a forked child, where nobody else uses it
+        if self._process != system.port.process_id():  # a forked child, where no other thread uses it
             self._guard, self._users = threading.RLock(), {}
         with self._guard:
             self._is_closed = True
@@ -394,7 +395,7 @@ class Control(Handle):
         locks.give_back_file(self._file, self._process)
 
     def __del__(self) -> None:
-        if hasattr(self, "_file"):  # otherwise `__init__` did not come so far as to open it
+        if hasattr(self, "_file"):  # otherwise `__init__` failed before it opened it
             self._release()
 
 
@@ -413,7 +414,7 @@ def pack(page: Page) -> bytes:
 
 
 def parse(data: bytes) -> Page:
-    """Return the page that some bytes are; NOTHING for bytes that are none."""
+    """Parse a page; NOTHING for invalid bytes."""
     if len(data) < PAGE.size or data[:8] != MAGIC:
         return NOTHING
     page = PAGE.unpack(data)
@@ -421,16 +422,18 @@ def parse(data: bytes) -> Page:
 
 
 def look(path: Path) -> Page:
-    """Return what a lock file that one may only read says, with the tail, and with the error of a flush; NOTHING if there is none, or it is
-    of an earlier run of the machine."""
+    """Return the page of a read-only lock file, with the tail, and with the error of a flush; NOTHING if there is none, or it is of an
+    earlier boot of the machine.
+    """
     data, boot_id = content(path), system.port.boot_id()
     page = parse(data)
     return with_error(with_tail(page, path, boot_id) if page.boot == boot_id else NOTHING, data)
 
 
 def with_tail(page: Page, path: Path, boot_id: bytes) -> Page:
-    """Return the page of a lock file, and in it what the tail of the same run of the machine says: how far all is on disk, and in this run,
-    `boot_id`, where the journal ends."""
+    """Return the page of a lock file, updated from the tail of the same boot: the synced sequence, and in this boot, `boot_id`, the end of
+    the journal.
+    """
     if page is NOTHING:
         return page
     end, synced = _tail_at(path, page.boot)
@@ -438,13 +441,13 @@ def with_tail(page: Page, path: Path, boot_id: bytes) -> Page:
 
 
 def with_error(page: Page, data: bytes) -> Page:
-    """Return the page of a lock file with this content, and in it the error of a flush that only the word behind it says."""
+    """Return the page of a lock file with this content, with the error of a flush that only the word after it has."""
     error = 0 if page.sync_error else _error_behind(data)
     return page._replace(sync_error=error) if error else page
 
 
 def _error_behind(data: bytes) -> int:
-    """Return the errno of a flush that has failed in this run of the machine, as the content of a lock file says it; 0: none."""
+    """Return the errno of a failed flush in this boot of the machine, from the content of a lock file; 0: none."""
     word = int.from_bytes(data[ERROR_AT:CONTENT], "little")
     return tails.error_in(_seed_of_run(system.port.boot_id()), word) if word else 0
 
@@ -454,27 +457,27 @@ def _seed_of_run(boot_id: bytes) -> int:
 
 
 def note_error(path: Path, error: int) -> None:
-    """As `Control.note_error`, for the caller that has no lock file open; not if it may not be written to."""
+    """Do as `Control.note_error`, for a caller without an open lock file; not if the file is not writable."""
     with suppress(OSError, KvspoolError), closing(Control(path, None)) as held:
         held.note_error(error)
 
 
 def flush_noted(flush: Callable[[], None], note: Callable[[int], None]) -> None:
-    """Call `flush`. An OSError is noted, with its errno, before any other code runs, and raised."""
+    """Call `flush`. The errno of an OSError is stored before any other code runs, and the error raised."""
     try:
         flush()
     except OSError as error:
         number = error.errno or errno.EIO
         try:
             note(number)
-        except BaseException:  # out of a signal handler, perhaps before it was noted
+        except BaseException:  # from a signal handler, perhaps before it was stored
             note(number)
             raise
         raise
 
 
 def _joined(page: Page, tail: End | None, synced: int) -> Page:
-    """Return the page with the end that the tail says, unless it is an earlier one, and with how far all is on disk by then."""
+    """Return the page with the end of the tail, unless that is an earlier one, and with the tail's synced sequence."""
     page = page._replace(synced_sequence=max(synced, page.synced_sequence))
     if tail is None or tail[:2] < (page.base, page.end):
         return page
@@ -484,22 +487,22 @@ def _joined(page: Page, tail: End | None, synced: int) -> Page:
 
 
 def tail_file(path: Path) -> Path:
-    """Return the file of the tail that belongs to a lock file."""
+    """Return the path of the tail's file for a lock file."""
     return path.with_name(f"{path.name}.tail")
 
 
 def is_appended_to(path: Path, fd: int) -> bool:
-    """Return whether a writer has the append lock of a lock file at this moment; `fd` is open to the file."""
+    """Return whether a writer now holds the append lock of a lock file; `fd` is open to the file."""
     if not system.port.is_shared(fd, APPEND):
         return system.port.is_locked(fd, APPEND)
-    slot = 0  # compiled writers have a share of the gate as long as they are open: the word counts
+    slot = 0  # compiled writers share the gate while they are open: then the word counts
     with suppress(OSError), Descriptor(tail_file(path), os.O_RDONLY) as tail:
         slot = int.from_bytes(system.port.read(tail, 8, 8 * tails.LOCK), "little") & SLOT
     return slot != 0 and system.port.is_locked(fd, SLOTS_AT + slot - 1)
 
 
 def _void_tail(path: Path) -> None:
-    """Do in the tail's file of a lock file, under the append lock, what `Tail.turn_back` does."""
+    """Do as `Tail.turn_back` in the tail's file of a lock file, under the append lock."""
 
     def words(fd: int) -> dict[int, int]:
         turns = int.from_bytes(system.port.read(fd, 8, 8 * tails.TURNS), "little")
@@ -510,14 +513,14 @@ def _void_tail(path: Path) -> None:
 
 
 def _store_in_tail(path: Path, words: Callable[[int], dict[int, int]]) -> None:
-    """Store words, by their number, in the tail's file of a lock file, without mapping it; nothing if no file is there.
+    """Store words, by their number, in the tail's file of a lock file, without mapping it; nothing if there is no file.
 
     words: returns them for the open file.
     """
     try:
         file = Descriptor(tail_file(path), os.O_RDWR)
     except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ELOOP):  # of a link: nobody follows it
+        if error.errno in (errno.ENOENT, errno.ELOOP):  # of a link: links are not followed
             return
         raise
     with file as fd:
@@ -530,8 +533,9 @@ def _seed(boot_id: bytes, status: os.stat_result) -> int:
 
 
 def _tail_at(path: Path, boot_id: bytes) -> tuple[End | None, int]:
-    """Return what the tail of a lock file says, without a lock, None if the page counts, or that can't be known; and the sequence below
-    which all is on disk, which it says in either case."""
+    """Return the end in the tail of a lock file, without a lock, None if the page counts, or the end is unknown; and the synced sequence,
+    which is valid in either case.
+    """
     with suppress(OSError):
         for _ in range(TRIES):  # a writer may be changing it
             with Descriptor(tail_file(path), os.O_RDONLY) as fd:
@@ -549,13 +553,13 @@ def _tail_at(path: Path, boot_id: bytes) -> tuple[End | None, int]:
 
 
 def last_word(path: Path) -> Page:
-    """As `look`, also of an earlier run of the machine."""
+    """Do as `look`, also for an earlier boot of the machine."""
     data = content(path)
     return with_error(with_tail(parse(data), path, system.port.boot_id()), data)
 
 
 def content(path: Path) -> bytes:
-    """Return the content of a lock file; nothing if there is none, or it may not be read."""
+    """Return the content of a lock file; nothing if there is none, or it is not readable."""
     try:
         file = Descriptor(path, os.O_RDONLY)
     except (FileNotFoundError, PermissionError):

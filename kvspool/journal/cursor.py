@@ -1,14 +1,14 @@
-"""A place in a journal that moves forward: over frames, from segment to segment, and over what is gone, exactly.
+"""A position in a journal that moves forward, exactly, over frames, from segment to segment, and over lost records.
 
-No lock is taken. A frame that isn't whole yet is the end for now. What a cursor can't hand out becomes a Gap:
+No lock is taken. An incomplete frame is the end for now. Records that a cursor can't return become a Gap:
 
 - *trimmed*: the oldest segments were removed before they were read;
-- *damaged*: what stands there is no frame; the cursor goes on behind it, in the next segment where the format can't say where that is. Or
-  a segment, or frames, are not there although later ones are;
+- *damaged*: the bytes at the position are no frame; the cursor continues after them, in the next segment if the format doesn't tell where.
+  Or a segment, or frames, don't exist although later ones do;
 - *missing*: the numbers were left out on purpose, which only some formats allow, and only before a frame of the same segment: a writer
-  begins each segment where the one before it ends.
+  begins each segment at the end of the previous one.
 
-At damage in the last segment nothing can be read behind it: Corruption. A file that has become shorter than what was read of it: Truncated.
+If no frame follows the damage in the last segment: Corruption. If a file is shorter than the part that was read: Truncated.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 CHUNK = 1 << 18  # bytes read at once
 MOST = 1 << 12  # records taken at once
-FARTHEST = 1 << 26  # bytes behind damage that are searched for a sound frame
-Take = Callable[[bytes, int, int], Scan]  # takes up to so many records out of bytes, the first of which has this sequence; see Format.scan
+FARTHEST = 1 << 26  # bytes after damage that are searched for a sound frame
+Take = Callable[[bytes, int, int], Scan]  # takes up to a number of records from bytes; the first has this sequence; see Format.scan
 
 
 class Place(NamedTuple):
-    """A byte of a segment, and the sequence to begin with: of the record there, or, where damage lies in between, of one behind it.
+    """A byte of a segment, and the sequence to begin with: of the record there, or, after damage, of a later one.
 
     `there` is the sequence of the record at the byte in that case, -1 otherwise.
     """
@@ -51,9 +51,10 @@ class Place(NamedTuple):
 
 
 class Cursor:
-    """Moves over a journal. `end`: the sequence where a bounded read stops, None to go on for ever. `lost` counts sequences in Gaps.
+    """Moves over a journal. `end`: the sequence at which a bounded read stops, None to continue indefinitely. `lost` counts sequences in
+    Gaps.
 
-    limit: asked each time for the sequence that may not be read yet; None: all that is there may.
+    limit: returns each time the first sequence that may not be read yet; None: all may be read.
     """
 
     def __init__(self, segments: Segments, place: Place, end: int | None, limit: Callable[[], int] | None = None) -> None:
@@ -67,18 +68,18 @@ class Cursor:
         self._size = CHUNK
         self._has_more = True
         self._has_waited = False
-        self._is_entered = self.position > 0  # the first frame of the segment is behind us, or stands at `position`
+        self._is_entered = self.position > 0  # the first frame of the segment was passed, or is at `position`
 
     def fetch(self, most: int, make: Callable[..., Any] | None, items: list[Any]) -> Gap | None:
-        """Append up to `most` records that are there now to `items`, without waiting; or return a Gap. Raises Corruption, Truncated."""
+        """Append up to `most` present records to `items`, without waiting; or return a Gap. Raises Corruption, Truncated."""
         scan = self.segments.format.scan
         return self.advance(most, lambda data, sequence, most: scan(data, sequence, most, make, items), items)
 
     def advance(self, most: int, take: Take, taken: Sized, *, is_greedy: bool = False) -> Gap | None:
-        """Let `take` have up to `most` records that are there now; or return a Gap. taken: is empty until it has some.
+        """Let `take` have up to `most` present records; or return a Gap. taken: is empty until it has some.
 
-        is_greedy: as long as it wants more, with all that follows in the same segment, and not only what is read at once. Never with a
-        Gap behind the records: that comes with the next call.
+        is_greedy: let it also have further records of the same segment while it wants more, not only those read at once. Never returns a
+        Gap after records: the next call does.
         """
         if self.end is not None:
             most = min(most, self.end - self.sequence)
@@ -96,11 +97,11 @@ class Cursor:
         while is_greedy and taken and self.sequence < last and self._go_on_taking(last - self.sequence, take):
             pass
         if self.limit is not None and self.sequence >= limit:
-            self._data = b""  # what stands behind it may yet be cut
+            self._data = b""  # bytes after it may yet be cut
         return None
 
     def mark(self) -> tuple[int, int, int, int, bool]:
-        """Return what `go_back` takes to return here."""
+        """Return the argument with which `go_back` returns here."""
         return self.base, self.position, self.sequence, self.lost, self._is_entered
 
     def go_back(self, mark: tuple[int, int, int, int, bool]) -> None:
@@ -109,8 +110,9 @@ class Cursor:
         self._data = b""
 
     def _go_on_taking(self, most: int, take: Take) -> bool:
-        """Behind records: take those that follow in what the segment has now. False if there are none, or anything is in between; the next
-        step finds out what."""
+        """After records: take the following ones that are in the segment now. False if there are none, or something else is in between; the
+        next step handles it.
+        """
         try:
             segment = self.segments.get(self.base)
             data = b"" if segment is None else segment.read(self.position, CHUNK)
@@ -122,16 +124,16 @@ class Cursor:
         return found.size > 0
 
     def _move(self, data: bytes, found: Scan) -> None:
-        """Stand behind the frames that were found in what was read ahead."""
+        """Move past the frames that were found in the bytes read ahead."""
         self.position += found.size
         self.sequence = found.sequence
         self._data = data[found.size :]
 
     def _step(self, most: int, take: Take) -> Gap | None:
-        """Take what one piece of a segment has; `_has_more` says whether another step could find something."""
+        """Take the records of one piece of a segment; `_has_more` says whether another step could find more."""
         self._has_more = True
         if self.sequence < self.base:
-            return self._gap_to(self.base, "trimmed")  # the journal begins behind where we were told to start
+            return self._gap_to(self.base, "trimmed")  # the journal begins after the requested start
         segment = self.segments.get(self.base)
         if segment is None:
             return self._go_on("trimmed")
@@ -152,8 +154,8 @@ class Cursor:
         return self._pass_damage(segment, found.need if found.stop == JUMPED else None)
 
     def _begin(self, segment: Segment) -> Gap | None:
-        """Go to the first frame of the segment, or to the one that we expect, if it begins before that."""
-        size = segment.size()  # before we look: what is written meanwhile is not torn
+        """Go to the first frame of the segment, or to the expected one, if it begins before that."""
+        size = segment.size()  # before the check: bytes written meanwhile are not torn
         try:
             position = self.segments.begin_of(segment)
         except Corruption:
@@ -166,13 +168,15 @@ class Cursor:
             found = walk(self.segments.format, segment, position, self.base, size, until=self.sequence)
             if found.sequence < self.sequence and found.stop not in (DAMAGED, JUMPED):
                 return self._wait_for_more(segment, size)
-            self._first, self.sequence = self.sequence, found.sequence  # damage may stand between the two
+            self._first, self.sequence = self.sequence, found.sequence  # damage may be between the two
             position = found.size
         self.position, self._is_entered = position, True
         return None
 
     def _pass_header(self, segment: Segment) -> Gap | None:
-        """The header is damaged: its name says the same, so go to the first sound frame, or to the next segment. Raises Corruption."""
+        """The header is damaged. The segment's name has the same sequence, so go to the first sound frame, or to the next segment. Raises
+        Corruption.
+        """
         later = self._later()
         behind = self._behind(segment, self.sequence - 1, later[0] if later else LAST_SEQUENCE)
         if behind is None:
@@ -184,7 +188,7 @@ class Cursor:
         return self._gap_to(behind[1], "damaged")
 
     def _wait_for_more(self, segment: Segment, size: int) -> Gap | None:
-        """The segment, of `size` bytes, ends before the sequence that we expect."""
+        """The segment, of `size` bytes, ends before the expected sequence."""
         self.position = 0
         is_sealed = bool(self._later())
         if is_sealed and segment.size() == size:
@@ -193,49 +197,50 @@ class Cursor:
         return None
 
     def _read(self, segment: Segment) -> bool:
-        """Read ahead; False if the segment has nothing more now."""
+        """Read ahead; False if the segment has no more bytes now."""
         self._data = segment.read(self.position, self._size)
         if not self._data and segment.size() < self.position:
             raise Truncated(
                 f"{segment.path} was cut to {segment.size()} bytes, before byte {self.position} where sequence {self.sequence} "
-                "was expected; open the journal again to read what is left"
+                "was expected; open the journal again to read the rest"
             )
         return bool(self._data)
 
     def _read_on(self, segment: Segment, need: int) -> Gap | None:
-        """A frame goes on behind what was read: read more, or wait until it is whole."""
+        """A frame extends past the bytes read: read more, or wait until it is whole."""
         seen, there = self._data, segment.size() - self.position
         had = len(seen)
         if had < there and need <= there:
             self._size = min(max(self._size, need, 2 * had), there)
             self._data = segment.read(self.position, self._size)
-            if not seen.startswith(self._data):  # it goes on; or the torn end of a dead writer was cut, and others written there
+            if not seen.startswith(self._data):  # it continues; or a dead writer's torn end was cut, and others wrote there
                 return None
         self._data = b""
         return self._at_torn_end(segment, seen, self.position + there)
 
     def _at_torn_end(self, segment: Segment, seen: bytes, end: int) -> Gap | None:
-        """The segment ended at byte `end`, in the midst of a frame, whose beginning is `seen`: it is not yet there, unless somebody says
-        that it should be."""
+        """The segment ended at byte `end`, within a frame that begins with `seen`: it is not written yet, unless the writers say that it
+        should be.
+        """
         is_missing = bool(self._later()) or self._is_published(segment)
         if segment.size() > end:
-            return None  # it was still written to when we looked
+            return None  # it was still being written during the check
         if is_missing:
             if not seen.startswith(segment.read(self.position, len(seen))):
-                return None  # it was cut, and others written there
+                return None  # it was cut, and others wrote there
             return self._pass_damage(segment, None)
         self._has_more = False
         return None
 
     def _is_published(self, segment: Segment) -> bool:
-        """Return whether the writers say that there are whole frames where we see none."""
+        """Return whether the writers state that there are whole frames where we see none."""
         page = control.look(self.segments.format.lock_file(self.segments.path))
         return page.base == self.base and self.position < page.end <= segment.size() and self.sequence < page.next_sequence
 
     def _at_end(self, segment: Segment) -> Gap | None:
-        """Nothing is left in a segment now: go on in the next one if there is one."""
+        """The segment has nothing left now: continue in the next one, if there is one."""
         if self.sequence != self.base and self.segments.exists(self.sequence):
-            if segment.size() == self.position:  # otherwise it was still written to when we looked
+            if segment.size() == self.position:  # otherwise it was still being written during the check
                 self._enter(self.sequence)
             return None
         if segment.is_gone() or self.end is not None or self._has_waited:
@@ -246,11 +251,11 @@ class Cursor:
         return None
 
     def look_behind(self) -> None:
-        """At the next end, look whether later segments are there although the next one isn't. For who has waited for long."""
+        """At the next end, check whether later segments exist although the next one doesn't. For cursors that have waited long."""
         self._has_waited = True
 
     def _later(self) -> list[int]:
-        """Return where the segments behind this one begin; none of a journal that was deleted."""
+        """Return the bases of later segments; none for a deleted journal."""
         try:
             return [base for base in self.segments.bases() if base > self.base]
         except FileNotFoundError:
@@ -259,8 +264,7 @@ class Cursor:
             return []
 
     def _pass_damage(self, segment: Segment, found: int | None) -> Gap | None:
-        """What stands here is not the next frame: go on where there is one again. `found`: the sequence of the frame that does stand
-        here."""
+        """The bytes here are not the next frame: continue at a later one. `found`: the sequence of the frame at this position."""
         later = self._later()
         until = later[0] if later else LAST_SEQUENCE
         behind = self._behind_damage(segment, until) if found is None else self._behind_jump(segment, found)
@@ -274,12 +278,12 @@ class Cursor:
         return self._gap_to(behind[1], "missing" if is_left_out else "damaged")
 
     def _behind_damage(self, segment: Segment, until: int) -> tuple[int, int] | None:
-        """Return where to go on behind what is no frame, and which sequence is next there."""
+        """Return where to continue after bytes that are no frame, and the next sequence there."""
         found = self._behind(segment, self.sequence, until)
         return self.segments.format.behind_damage(self.position, self.sequence) if found is None else found
 
     def _behind(self, segment: Segment, sequence: int, until: int) -> tuple[int, int] | None:
-        """Return where the next sound frame with a sequence above `sequence` and below `until` begins: as far away as the segment goes."""
+        """Return the position of the next sound frame with a sequence above `sequence` and below `until`: up to the end of the segment."""
         size = CHUNK
         while True:
             data = segment.read(self.position, size)
@@ -291,7 +295,7 @@ class Cursor:
             size *= 4
 
     def _behind_jump(self, segment: Segment, found: int) -> tuple[int, int] | None:
-        """Return where to go on behind, or at, a frame with another sequence, and which one is next there."""
+        """Return where to continue after, or at, a frame with another sequence, and the next sequence there."""
         form = self.segments.format
         data = segment.read(self.position, CHUNK)
         need = form.pass_over(data, found, found + 1).need if found < LAST_SEQUENCE else 0
@@ -303,14 +307,14 @@ class Cursor:
     def _corruption(self, segment: Segment) -> Corruption:
         return Corruption(
             f"{segment.path}: no {self.segments.format.name} frame at byte {self.position}, where sequence {self.sequence} should be, "
-            "and nothing behind it can be found; kvspool verify shows the damage, kvspool repair cuts it off"
+            "and no frame is found after it; kvspool verify shows the damage, kvspool repair cuts it off"
         )
 
     def _go_on(self, reason: str) -> Gap | None:
-        """Go to the first segment behind this one. What lies between is gone."""
+        """Go to the first later segment. The records in between are lost."""
         later = self._later()
         if not later and not self._is_entered:
-            self._has_more = False  # no segment was ever there
+            self._has_more = False  # there never was a segment
             return None
         if not later:
             if self.end is not None:
@@ -341,33 +345,33 @@ class Cursor:
         """Return an iteration that waits for more."""
         return Following(self, limit, on_gap, check_timeout(timeout), spin=spin)
 
-    frames = None  # there is no memory to look at
+    frames = None  # there is no memory to poll
     is_plain = False
 
     @property
     def files(self) -> object:
-        """Return what is watched: another one in each segment."""
+        """Return the files to watch: different ones in each segment."""
         return self.base
 
     def watch(self, watcher: Watcher | LoopWatcher, key: object) -> None:
-        """Let the watcher wake when there may be more: in the segment, in a new one, or, for what is to be on disk, by a flush."""
+        """Let the watcher wake when there may be more: in the segment, in a new one, or, for synced records, after a flush."""
         watcher.watch(self.segments.directory, ENTERED, key)
         watcher.watch(self.segments.path_of(self.base), CHANGED | LINKS, key)
         if self.limit is not None:
             watcher.watch(self.segments.format.lock_file(self.segments.path), CHANGED, key)
 
     def ask(self) -> None:
-        """Nobody needs to be asked: every write to a file wakes who watches it."""
+        """Do nothing: every write to a file wakes its watchers."""
 
     @property
     def is_rung(self) -> bool:
-        """Return that who watches is woken."""
+        """Return True: watchers are woken."""
         return True
 
     def sleeper(self, watcher: Watcher) -> FileSleeper | None:
-        """Return what sleeps until a record is written here, and copies it out; None if more than that is expected.
+        """Return an object that sleeps until a record is written here, and copies it; None if more than that is expected.
 
-        The watcher has reported nothing but writes since a look found nothing after the cursor.
+        The watcher has reported only writes since a check found nothing after the cursor.
         """
         segment = self.segments.get(self.base)
         if type(segment) is not Segment or self.end is not None or self.limit is not None or self._data or self.sequence < self._first:
@@ -385,12 +389,12 @@ class Cursor:
         return system.port.look_up(self.segments.directory) is None
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Release the files."""
         self.segments.close()
 
 
 class Reading(Iteration[Cursor]):
-    """Iterates over the records of a journal that are there now, or over those before the cursor's end."""
+    """Iterates over the present records of a journal, or over those before the cursor's end."""
 
     AT_ONCE = MOST
 
@@ -404,7 +408,7 @@ class Reading(Iteration[Cursor]):
         try:
             gap = self.cursor.fetch(most, self._make, items)
         except BaseException:
-            if items:  # the exception is a signal handler's, and the cursor may be before or after them: copy them out again
+            if items:  # from a signal handler, and the cursor may be before or after them: copy them again
                 self._batch.clear()
                 self.cursor.go_back(mark)
             raise
@@ -412,9 +416,9 @@ class Reading(Iteration[Cursor]):
 
 
 class Following(Reading):
-    """Like Reading, and sleeps where nothing is there; ends after `timeout` seconds without a record (None: never).
+    """Reads like Reading, and sleeps if there is no record; ends after `timeout` seconds without one (None: never).
 
-    Before it sleeps it looks for a record for `spin` seconds: that takes a core, and saves the wake-up.
+    spin: seconds to poll before sleeping: that uses a core, and saves the wake-up.
     """
 
     def __init__(
@@ -430,7 +434,7 @@ class Following(Reading):
         self._spin = check_spin(spin)
         self._timeout = timeout
         self._watcher: Watcher | None = None
-        self._watched = -1  # base of the segment that wakes us
+        self._watched = -1  # base of the watched segment
         self._sleeper: FileSleeper | None = None
 
     def _next_batch(self, most: int) -> list[Any]:
@@ -456,7 +460,7 @@ class Following(Reading):
         return batch
 
     def _look(self, most: int, seconds: float) -> list[Any]:
-        """Return what is there now, or comes within so many seconds of looking for it."""
+        """Return the present records, or those that arrive while polling for so many seconds."""
         until = system.port.monotonic() + seconds if seconds else 0.0
         while not (batch := self._fetch(most)) and seconds and not self.is_over and system.port.monotonic() < until:
             pass
@@ -464,12 +468,12 @@ class Following(Reading):
 
     def _fetch(self, most: int) -> list[Any]:
         if self._sleeper is not None:
-            self._sleeper.close()  # whoever asks here, a signal handler even, moves the cursor
+            self._sleeper.close()  # any caller from here on, even a signal handler, moves the cursor
             self._sleeper = None
         return super()._fetch(most)
 
     def _watch(self) -> None:
-        """Be woken by the directory and by the segment that we stand in. A removed segment's watch goes with it."""
+        """Watch the directory and the current segment. A removed segment's watch is removed with it."""
         cursor = self.cursor
         if self._watcher is None or self._watched != cursor.base:
             if self._watcher is not None:
@@ -479,7 +483,7 @@ class Following(Reading):
             self._watched = cursor.base
 
     def _lie_down(self) -> None:
-        """Let the next records come without a step of Python between, where nothing else has to be done for them."""
+        """Let the next records be fetched without a Python step between them, if they need nothing else."""
         if self._spin or self._make is not Record or self._watcher is None or self._watched != self.cursor.base or not IS_ONE_STEP:
             return
         self._sleeper = self.cursor.sleeper(self._watcher)

@@ -1,4 +1,6 @@
-"""Where a segment is sound, where it is damaged, and where it could go on behind that. For `verify` and `repair`; nothing is changed."""
+"""Find the sound and damaged parts of a segment, and where it could continue after damage. For `verify` and `repair`; nothing is
+changed.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +13,19 @@ from kvspool.journal.format import JUMPED, LAST_SEQUENCE, SHORT, Scan
 from kvspool.journal.segments import Segment, Segments
 from kvspool.journal.walking import walk
 
-CHUNK = 1 << 16  # bytes read at once behind damage
-FARTHEST = 1 << 26  # bytes behind damage that are searched for a sound frame
+CHUNK = 1 << 16  # bytes read at once after damage
+FARTHEST = 1 << 26  # bytes after damage that are searched for a sound frame
 Progress = Callable[[int], None]
 
 
 class SegmentDamage(Damage, frozen=True):
-    """A place in a segment; see `Damage`. segment: name of the file."""
+    """A damaged place in a segment; see `Damage`. segment: name of the file."""
 
     segment: str = ""
 
 
 class Run(NamedTuple):
-    """Sound frames back to back: from byte `begin` to `end`, the sequences from `first` up to `next`."""
+    """Consecutive sound frames: from byte `begin` to `end`, the sequences from `first` up to `next`."""
 
     begin: int
     end: int
@@ -32,8 +34,11 @@ class Run(NamedTuple):
 
 
 class Examined(NamedTuple):
-    """What a segment is made of. runs: its sound parts. damaged: the places between them, and behind the last one. position, sequence:
-    behind the last sound frame, and of the record that comes there. torn: bytes at the end that may be a part of a frame."""
+    """The parts of a segment.
+
+    runs: its sound parts. damaged: the places between them, and after the last one. position, sequence: after the last sound frame, and of
+    the next record there. torn: bytes at the end that may be a part of a frame.
+    """
 
     runs: list[Run]
     damaged: list[SegmentDamage]
@@ -48,18 +53,18 @@ class Examined(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Return what their frames take."""
+        """Return the size of their frames in bytes."""
         return sum(run.end - run.begin for run in self.runs)
 
 
 def examine(segments: Segments, segment: Segment, size: int, until: int | None, progress: Progress | None = None) -> Examined:
-    """Look at every frame of a segment's first `size` bytes. until: first sequence of the next segment; None for the last one."""
+    """Check every frame of a segment's first `size` bytes. until: first sequence of the next segment; None for the last one."""
     name = segment.path.name
     try:
         position = segments.begin_of(segment)
     except Corruption:
         return Examined([], [SegmentDamage(0, size, segment.base, (until or segment.base) - 1, segment=name)], 0, segment.base, 0)
-    if segments.format.header_bytes and not position:  # the header is not all there
+    if segments.format.header_bytes and not position:  # the header is incomplete
         lost = [] if until is None else [SegmentDamage(0, size, segment.base, until - 1, segment=name)]
         return Examined([], lost, position, segment.base, size if until is None else 0)
     sequence = segment.base
@@ -86,7 +91,8 @@ def examine(segments: Segments, segment: Segment, size: int, until: int | None, 
 
 
 def find_behind(segments: Segments, segment: Segment, found: Scan, size: int, until: int | None) -> tuple[int, int] | None:
-    """Return where a segment goes on behind what is no frame, or not the next one, and with which sequence; None if nobody can tell.
+    """Return where a segment continues after bytes that are no frame, or not the next one, and with which sequence; None if that can't be
+    known.
 
     found: the scan that stopped there, `size` being the byte.
     """

@@ -1,7 +1,7 @@
-"""Dropping the oldest segments of a journal, whole.
+"""Remove the oldest segments of a journal, whole.
 
-Under the append lock, the oldest first, and never the last one: whoever dies in the midst of it leaves a journal that begins later. Who has
-a dropped segment open reads it to its end; who comes to it later gets a Gap with the reason "trimmed".
+Under the append lock, the oldest first, and never the last one: a crash meanwhile leaves a journal that begins later. A reader with a
+removed segment open reads it to its end; a later one gets a Gap with the reason "trimmed".
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 
 def whole_before(bases: list[int], sequence: int) -> list[int]:
-    """Return those segments of which every record comes before a sequence: the next one begins there, or earlier. Never the last one."""
+    """Return the segments wholly before a sequence: the next one begins there, or earlier. Never the last one."""
     return [base for base, following in zip(bases, bases[1:], strict=False) if following <= sequence]
 
 
 def drop(segments: Segments, bases: list[int]) -> list[int]:
     """Under the append lock: remove the segments that begin at these sequences, which are the oldest ones, in order.
 
-    Each name is gone from the disk before the next one is removed, so that no crash of the machine leaves a hole. Raises NameNotDurable,
-    with the others left, if that flush fails.
+    Each name is removed from the disk before the next one, so that no crash of the machine leaves a hole. Raises NameNotDurable, with the
+    others left, if that flush fails.
     """
     for base in bases:
         path = segments.path_of(base)
@@ -41,26 +41,26 @@ def drop(segments: Segments, bases: list[int]) -> list[int]:
 
 
 def consumed(segments: Segments, offsets: Offsets) -> list[int]:
-    """Return the segments that every durable reader has passed; none without a reader. Raises Corruption for a place that can't be read."""
+    """Return the segments that every durable reader has passed; none without a reader. Raises Corruption for an unreadable position."""
     slowest = offsets.slowest()
     return [] if slowest is None else whole_before(segments.bases(), slowest)
 
 
 class Room:
-    """Keeps a journal within its total size, and lets go of what was consumed, for one appender."""
+    """Keeps a journal within its total size, and removes consumed segments, for one appender."""
 
     def __init__(self, format: Format, offsets: Offsets) -> None:
         self._format = format
         self._offsets = offsets
         self._base = -1  # of the last segment when the others were counted
-        self._sealed = 0  # bytes of the others then; if somebody has dropped some since, it is too high
+        self._sealed = 0  # size of the others then, in bytes; too high if segments were removed since
 
     def make(self, segments: Segments, page: Page, size: int) -> None:
-        """Under the append lock, before `size` bytes are added: drop the oldest segments until they have room within `total_bytes`."""
+        """Under the append lock, before `size` bytes are added: remove the oldest segments until there is room within `total_bytes`."""
         most = self._format.total_bytes
         if not most or (page.base == self._base and self._sealed + page.end + size <= most):
             return
-        self._base = -1  # count again, unless this comes to its end
+        self._base = -1  # count again, unless this completes
         sizes = {base: _size_of(segments, base) for base in segments.bases() if base < page.base}
         going = []
         sealed = sum(sizes.values())
@@ -74,13 +74,13 @@ class Room:
         self._base, self._sealed = page.base, sealed
 
     def most(self, base: int) -> int:
-        """Return the bytes that the segment which begins there may have without a `make`, as far as that is known."""
+        """Return the size in bytes that the segment at `base` may reach without a `make`, as far as known."""
         if not self._format.total_bytes:
             return LARGEST_SEGMENT
         return max(0, self._format.total_bytes - self._sealed) if base == self._base else 0
 
     def rolled(self, segments: Segments) -> None:
-        """Under the append lock, when a segment was begun: drop what was consumed. Never raises: it goes the next time."""
+        """Under the append lock, after a segment was begun: remove consumed ones. Never raises: the next call retries."""
         if self._format.trims_consumed:
             with suppress(KvspoolError, OSError, ValueError):
                 drop(segments, consumed(segments, self._offsets))

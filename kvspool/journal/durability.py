@@ -1,15 +1,15 @@
-"""Putting a journal on disk: one flush for all who wait for one.
+"""Flush a journal to disk: one flush for all waiting callers.
 
-Segments before the last one are on disk since the last one began. So a flush is one of the last segment.
+Segments before the last one are on disk since the last one began. So a flush concerns only the last segment.
 
-**Group commit.** Where writers share a tail (`kernel.tail_py`), it says how far all is on disk, and has the words of their `FlushGroup`.
-A flush then takes a look at the tail, one `fdatasync` of a descriptor that this handle keeps, and a moment of the append lock.
+**Group commit.** If writers share a tail (`kernel.tail_py`), it contains the synced sequence, and the words of their `FlushGroup`.
+A flush then needs one read of the tail, one `fdatasync` of a descriptor that this handle keeps, and a moment of the append lock.
 
-**The long way** is taken without a tail, and where it doesn't say where the journal ends: it finds the end from the page of the lock file,
-and says there how far all is on disk. Whoever waited for the flush lock looks at that before it flushes again.
+**The long way** is used without a tail, or if the tail doesn't give the end of the journal: it finds the end from the page of the lock
+file, and stores the synced sequence there. A waiter for the flush lock checks that before it flushes again.
 
-**Errors.** The first error of a flush is noted in the lock file and in the tail before any other code runs (`control.flush_noted`), and a
-handle that is closed keeps its locks until its flushes have ended. So no other flush succeeds between the error and its note.
+**Errors.** The first error of a flush is stored in the lock file and in the tail before any other code runs (`control.flush_noted`), and a
+closed handle keeps its locks until its flushes have ended. So no other flush succeeds between the error and its store.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ if TYPE_CHECKING:
     from kvspool.kernel.group import FlushGroup
     from kvspool.kernel.tail import Tail
 
-BLANK = 4  # bytes at the end of a segment that make one look whether it ends in zeros
+BLANK = 4  # bytes at the end of a segment that are tested for zeros
 SYNC_INTERVAL = 1.0  # seconds between two flushes at the level "os"
-TRIES = 2  # to find the tail's last segment open; others may begin a new one
+TRIES = 2  # to open the tail's last segment; others may begin a new one
 
 
 class Target(Handle):
-    """The last segment, as one handle keeps it open to flush it, until it flushes a later one or is closed.
+    """The last segment, kept open by one handle for flushes, until it flushes a later one or is closed.
 
-    It closes with the object: a thread may be flushing it.
+    It closes when the object is freed: a thread may be flushing it.
     """
 
     def __init__(self, segment: Segment) -> None:
@@ -56,7 +56,7 @@ class Target(Handle):
 
 
 class Patience:
-    """How long one call waits for others: `timeout` seconds until its flush begins, and as long again after it, to say what it has done."""
+    """The time limit of one call: `timeout` seconds until its flush begins, and as long again after it, to store its result."""
 
     def __init__(self, timeout: float) -> None:
         self.timeout = timeout
@@ -64,58 +64,59 @@ class Patience:
 
     @property
     def left(self) -> float:
-        """Return the seconds that are left until the flush has to begin."""
+        """Return the seconds left until the flush has to begin."""
         return max(0.0, self._deadline - system.port.monotonic())
 
 
 class Flusher(Handle):
-    """Puts a journal on disk for one handle; its threads may all use it."""
+    """Flushes a journal for one handle; all of its threads may use it."""
 
     def __init__(self, journal: JournalHandle) -> None:
         self._journal = journal
         self._target: Target | None = None
         self._turn: Any = threading.RLock()  # without a tail, one thread at a time flushes
-        self._leader = 0  # which one
+        self._leader = 0  # that thread
 
     def sync(self, timeout: float) -> int:
-        """Put everything that was appended so far on disk; returns the sequence below which all is there.
+        """Flush all records appended so far; return the sequence below which all are on disk.
 
         timeout: see `Patience`. Raises Poisoned, LockTimeout, Closed, Reentered.
         """
         return self.flush(timeout)
 
     def flush(self, timeout: float) -> int:
-        """As `sync`."""
+        """Do as `sync`."""
         patience = Patience(timeout)
         sequence = self._end(self._journal.control(timeout))
-        if sequence is None:  # without the lock the page may be half written
+        if sequence is None:  # without the lock the page may be half-written
             sequence = self._journal.under_lock(patience.left, lambda _, page: page.next_sequence)
-        return min(sequence, self._covered(sequence, patience))  # less, if records were taken back meanwhile
+        return min(sequence, self._covered(sequence, patience))  # less, if records were removed meanwhile
 
     def _end(self, held: Control) -> int | None:
-        """Return the next sequence, as the tail says it; None unless the segment ends there: a writer without a tail, or one that was
-        killed, may have left more."""
+        """Return the next sequence from the tail; None unless the segment ends there: a writer without a tail, or a killed one, may have
+        written more.
+        """
         tail, target = held.tail, self._target
         found = None if tail is None else tail.found()
         if tail is None or found is None or target is None or not tail.is_told():
             return None
         base, path, device, number = target.place
-        with suppress(OSError, Closed):  # another thread may be opening the lock file anew
+        with suppress(OSError, Closed):  # another thread may be reopening the lock file
             if base == found[0] and native.size_at(path, device, number) == found[1] and not held.is_gone():
                 return found[2]
         return None
 
     def flush_below(self, sequence: int, timeout: float) -> None:
-        """Return when every record below `sequence` is on disk, whoever put it there.
+        """Return when every record below `sequence` is on disk, whichever process flushed it.
 
-        Raises what `sync` does, and Truncated if some of the records were taken back before.
+        Raises the errors of `sync`, and Truncated if some of the records were removed before.
         """
         covered = self._covered(sequence, Patience(timeout))
         if covered < sequence:
-            raise Truncated(f"{self._journal.path}: the records from sequence {covered} on were taken back before they were on disk")
+            raise Truncated(f"{self._journal.path}: the records from sequence {covered} on were removed before they were on disk")
 
     def _covered(self, sequence: int, patience: Patience) -> int:
-        """Put what is there of the records below `sequence` on disk, and return the sequence below which all is there."""
+        """Flush the records below `sequence` that still exist, and return the sequence below which all are on disk."""
         self._journal.refuse_handler()
         held = self._journal.control(patience.left)
         with held.held_open():
@@ -133,12 +134,12 @@ class Flusher(Handle):
                 except Closed:
                     if held.group is group:
                         raise
-                    # The lock file was removed, and another thread has opened the one that has the name now.
+                    # The lock file was removed, and another thread has opened the one that now has the name.
 
     def _flush_tail(self, held: Control, group: FlushGroup, sequence: int, patience: Patience) -> int:
-        """Under the flush lock: flush what the tail says is there; the long way, if it doesn't say so. Returns how far all is on disk.
+        """Under the flush lock: flush the records of the tail; the long way, if it doesn't give the end. Return the synced sequence.
 
-        Raises Closed if the tail isn't the group's any more: a leader of the new one may be using it.
+        Raises Closed if the tail is no longer the group's: a leader of the new one may be using it.
         """
         held.sign_flush()
         begun = self._begin(held, group, patience)
@@ -152,70 +153,70 @@ class Flusher(Handle):
         return self._flush(held, Patience(patience.timeout))
 
     def _begin(self, held: Control, group: FlushGroup, patience: Patience) -> tuple[Tail, Target] | None:
-        """Return the last segment, when the tail has noted what a flush of it puts on disk; None if that has to go the long way."""
+        """Return the last segment, after the tail has stored the goal of its flush; None if the long way is needed."""
         for _ in range(TRIES):
             tail, target = held.tail, self._target
             if held.group is not group:
-                raise Closed(f"{held.path} was removed, and another thread has opened the one that has the name now")
+                raise Closed(f"{held.path} was removed, and another thread has opened the file that now has the name")
             if tail is not None and target is not None and tail.begin_flush(*target.place) != tails.SLOW:
                 return None if self._is_blank(target, tail.flush_end) else (tail, target)
             self._target = self._journal.under_lock(patience.left, lambda appender, page: Target(appender.reopened(page)))
         return None
 
     def _is_blank(self, target: Target, end: int) -> bool:
-        """Return whether the segment ends there in what may be taken for zeros that a crash has left."""
+        """Return whether the segment ends there in bytes that could be zeros left by a crash."""
         return self._journal.format.reads_zeros and not any(target.segment.read(max(0, end - BLANK), BLANK))
 
     def _flush_alone(self, held: Control, sequence: int, patience: Patience) -> int:
-        """Without a tail: when no other thread flushes, do it under the flush lock, unless it was done. Returns how far all is on disk."""
+        """Without a tail: when no other thread flushes, flush under the flush lock, unless it was done. Return the synced sequence."""
         thread, turn = threading.get_ident(), self._turn
         if self._leader == thread:
             raise Reentered(flushing.REENTERED)
         try:
             if not turn.acquire(timeout=min(patience.left, threading.TIMEOUT_MAX)):
-                raise LockTimeout(f"{self._journal.path}: another thread flushes, and is not done yet")
+                raise LockTimeout(f"{self._journal.path}: another thread is still flushing")
             self._leader = thread
             return self._flush_locked(held, sequence, patience)
         finally:
             try:
                 self._give_turn(turn, thread)
-            except BaseException:  # out of a signal handler, perhaps before the others could go on
+            except BaseException:  # from a signal handler, perhaps before the others could continue
                 self._give_turn(turn, thread)
                 raise
 
     def _give_turn(self, turn: Any, thread: int) -> None:
-        """Let other threads flush, if it is this one's turn."""
+        """Let other threads flush, if this one holds the thread lock."""
         if self._leader == thread:
             self._leader = 0
-        with suppress(RuntimeError):  # it is not
+        with suppress(RuntimeError):  # it doesn't
             turn.release()
 
     def _flush_locked(self, held: Control, sequence: int, patience: Patience) -> int:
-        """Take the flush lock, and flush unless that was done. Returns how far all is on disk."""
+        """Take the flush lock, and flush unless that was done. Return the synced sequence."""
         try:
             held.lock(patience.left, SYNC)
             return self._flush_unless_done(held, sequence, patience)
         finally:
             try:
                 held.unlock(SYNC)
-            except BaseException:  # out of a signal handler, perhaps before the lock was released
+            except BaseException:  # from a signal handler, perhaps before the lock was released
                 held.unlock(SYNC)
                 raise
 
     def _flush_unless_done(self, held: Control, sequence: int, patience: Patience) -> int:
-        """Under the flush lock: flush the long way, unless the page says that this was done. Returns how far all is on disk."""
+        """Under the flush lock: flush the long way, unless the page shows that this was done. Return the synced sequence."""
         page = held.seen()
         if page.sync_error or page.synced_sequence < sequence:
             return self._flush(held, patience)
         return page.synced_sequence
 
     def close(self) -> None:
-        """Keep no file open, and in a forked child nothing that a thread of the parent has."""
+        """Close all files, and in a forked child forget the state of the parent's threads."""
         self._target = None
         self._turn, self._leader = threading.RLock(), 0
 
     def settle(self, sequence: int) -> None:
-        """Put the records below a sequence on disk, if they may not be there; for a reader that is about to commit it.
+        """Flush the records below a sequence if they may not be on disk, for a reader that is about to commit it.
 
         Takes no lock, since the original may be writing. Raises Poisoned.
         """
@@ -231,23 +232,24 @@ class Flusher(Handle):
             self._poison(segment, error, self._journal.timeout)
         finally:
             segment.close()
-        error_before = control.look(path).sync_error  # the kernel may have told another flush, before we opened the segment
+        error_before = control.look(path).sync_error  # the kernel may have reported it to another flush, before we opened the segment
         if error_before:
-            raise Poisoned(f"{self._journal.path}: a flush to disk failed before (errno {error_before}); copy it to a sound disk")
+            raise Poisoned(f"{self._journal.path}: an earlier flush to disk failed (errno {error_before}); copy it to a working disk")
 
     def _flush(self, held: Control, patience: Patience) -> int:
-        """Flush the last segment the long way, again as long as records were taken back meanwhile. Returns how far all is on disk.
+        """Flush the last segment the long way, again whenever records were removed meanwhile. Return the synced sequence.
 
-        Raises LockTimeout if there was no flush without that.
+        Raises LockTimeout if records were removed during each flush.
         """
         while (covered := self._flush_once(held, patience)) is None:
             if not patience.left:
-                raise LockTimeout(f"{self._journal.path}: others took records back during each flush, for {patience.timeout:g} s")
+                raise LockTimeout(f"{self._journal.path}: others removed records during each flush, for {patience.timeout:g} s")
         return covered
 
     def _flush_once(self, held: Control, patience: Patience) -> int | None:
-        """Flush the last segment without the append lock: others append meanwhile. Returns how far all is on disk; None if that can't be
-        known, since others may have taken records back, and appended new ones."""
+        """Flush the last segment without the append lock: others append meanwhile. Return the synced sequence; None if it is unknown, since
+        others may have removed records, and appended new ones.
+        """
         journal = self._journal
 
         def turns() -> tuple[int, int]:
@@ -275,15 +277,16 @@ class Flusher(Handle):
         return covered
 
     def _flush_data(self, held: Control, segment: Segment, patience: Patience) -> None:
-        """Flush a segment. Raises Poisoned, after a note of the error."""
+        """Flush a segment. Raises Poisoned, after storing the error."""
         try:
             control.flush_noted(lambda: system.port.flush_data(segment.fd), held.note_error)
         except OSError as error:
             self._poison(segment, error, patience.timeout)
 
     def _poison(self, segment: Segment, error: OSError, timeout: float) -> NoReturn:
-        """Write an error into the page, if others let us: the next run of the machine, and all if it couldn't be noted, know of it then.
-        Raises Poisoned."""
+        """Write an error into the page, if the lock is available: so the next boot of the machine knows it, and all processes if it
+        couldn't be stored. Raises Poisoned.
+        """
         journal = self._journal
 
         def write() -> None:

@@ -1,4 +1,4 @@
-"""Make a journal, and open what lies at a path."""
+"""Create a journal, and open the one at a path."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from kvspool.record import STRUCTURED
 from kvspool.system import disk
 from kvspool.system.descriptor import Descriptor
 
-KINDS: dict[str, type[Journal]] = {Fixed.name: FixedJournal}  # those that can do more than every journal can
-LEFTOVERS = frozenset((settings.NAME, f"{settings.NAME}.tmp"))  # of a `create` that was killed before it had made a journal
+KINDS: dict[str, type[Journal]] = {Fixed.name: FixedJournal}  # formats with further capabilities
+LEFTOVERS = frozenset((settings.NAME, f"{settings.NAME}.tmp"))  # of a `create` that was killed before the journal existed
 
 
 def create(path: Path, form: Format, chosen: Settings, *, mode: int, timeout: float) -> Journal:
-    """Make a journal of a format at `path`, on disk, with its first segment, and open it; the settings get an id.
+    """Create a journal of a format at `path`, on disk, with its first segment, and open it; the settings get an id.
 
     One process at a time does that; the others wait up to `timeout` seconds. Raises LogExists, ValueError, LockTimeout, OSError.
     """
@@ -44,9 +44,9 @@ def create(path: Path, form: Format, chosen: Settings, *, mode: int, timeout: fl
 
 @contextmanager
 def _alone(path: Path, made: list[Path], timeout: float) -> Iterator[bool]:
-    """Let no other process make a journal in a directory during the `with` block, which gets False if the directory was removed.
+    """Keep other processes from creating a journal in a directory during the `with` block, which gets False if it was removed.
 
-    made: the directory, if this call has made it; removed again if it can't be opened.
+    made: the directory, if this call has created it; removed again if it can't be opened.
     """
     process = system.port.process_id()
     try:
@@ -62,7 +62,7 @@ def _alone(path: Path, made: list[Path], timeout: float) -> Iterator[bool]:
         return system.port.try_lock_file(file.number, shared=False) or None
 
     try:
-        locks.wait_for(attempt, timeout, lambda: f"another process makes a log at {path}")
+        locks.wait_for(attempt, timeout, lambda: f"another process is creating a log at {path}")
         try:
             ours, there = system.port.status(file.number), system.port.look_up(os.path.realpath(path))
         except BaseException:
@@ -75,7 +75,7 @@ def _alone(path: Path, made: list[Path], timeout: float) -> Iterator[bool]:
 
 
 def _fill(path: Path, form: Format, chosen: Settings, mode: int, made: list[Path], timeout: float) -> Journal:
-    """Make a journal in a directory, and open it. If that fails, what was made goes, and the directories `made`: new ones of ours."""
+    """Create a journal in a directory, and open it. If that fails, its files are removed, and the new directories `made`."""
     try:
         found = system.port.names(path)
     except BaseException:
@@ -87,12 +87,12 @@ def _fill(path: Path, form: Format, chosen: Settings, mode: int, made: list[Path
         if form.sidecar(path) != path:
             _make(form.sidecar(path), mode, made)
         form.prepare(path, is_new=True)
-        settings.store(form.sidecar(path), chosen, mode)  # before there is what makes it a journal
+        settings.store(form.sidecar(path), chosen, mode)  # before the files that make it a journal
         for directory in dict.fromkeys((form.segments_in(path), form.lock_file(path).parent)):
             if directory not in (path, form.sidecar(path)):
                 _make(directory, mode, made)
         journal = _opened(path, form, chosen, timeout)
-        journal.under_lock(timeout, lambda *_: None)  # makes the lock file and the first segment
+        journal.under_lock(timeout, lambda *_: None)  # creates the lock file and the first segment
         return journal
     except BaseException:
         for directory in reversed(made):
@@ -101,19 +101,19 @@ def _fill(path: Path, form: Format, chosen: Settings, mode: int, made: list[Path
 
 
 def _refuse_no_first(form: Format, sequence: int) -> None:
-    """Raise ValueError for a sequence that no journal of the format begins at."""
+    """Raise ValueError for a sequence at which no journal of the format can begin."""
     if not 0 <= sequence < LAST_SEQUENCE or form.name_of(sequence) is None:
         raise ValueError(f"no segment of the format {form.name} begins at sequence {sequence}")
 
 
 def _make(directory: Path, mode: int, made: list[Path]) -> None:
-    """Make a directory unless it is there, its name on disk; `made` gets a new one. Raises LogExists for what is no directory."""
+    """Create a directory unless it exists, its name on disk; a new one is added to `made`. Raises LogExists if it is not a directory."""
     if disk.make_directory(directory, mode | (mode & 0o444) >> 2):
         made.append(directory)
     elif directory.is_dir():
-        disk.flush_directory(directory.parent)  # its maker may have been killed before
+        disk.flush_directory(directory.parent)  # its creator may have been killed before
     else:
-        raise LogExists(f"{directory} exists already, and is no directory")
+        raise LogExists(f"{directory} exists already, and is not a directory")
 
 
 def _remove_empty(directories: list[Path]) -> None:
@@ -124,7 +124,7 @@ def _remove_empty(directories: list[Path]) -> None:
 
 
 def _remove(directory: Path) -> None:
-    """Remove a directory that we made, with the files in it."""
+    """Remove a directory that we created, with its files."""
     with suppress(OSError):
         for name in system.port.names(directory):
             system.port.remove(directory / name)
@@ -132,8 +132,9 @@ def _remove(directory: Path) -> None:
 
 
 def discard(path: Path, format: str) -> None:
-    """Remove what a process left that died while it made a journal, and nothing that has another name than what it makes. For who knows
-    that it holds no record."""
+    """Remove the leftovers of a process that crashed while it created a journal, and only files with their names. The caller knows that it
+    contains no record.
+    """
     form = FORMATS[format](**{"fixed": {"item_bytes": 1, "items_per_blob": 1}}.get(format, {}))
     lock = form.lock_file(path).name
     made = dict.fromkeys((path, form.sidecar(path), form.lock_file(path).parent, form.segments_in(path)))
@@ -146,14 +147,14 @@ def discard(path: Path, format: str) -> None:
 
 
 def lies_at(path: Path) -> bool:
-    """Return whether a journal of a format that this version knows lies at a path."""
+    """Return whether there is a journal of a known format at a path."""
     return any(form.lies_at(path, is_sure=False) for form in FORMATS.values())
 
 
 def find(path: Path, format: str | None = None, limits: dict[str, int] | None = None) -> tuple[Format, Settings] | None:
-    """Return the format and the settings of the journal that lies at a path; None if none does.
+    """Return the format and the settings of the journal at a path; None if there is none.
 
-    format, limits: in place of what is found. Raises FormatError for a format that this version doesn't know, Corruption, ValueError.
+    format, limits: instead of the detected ones. Raises FormatError for an unknown format, Corruption, ValueError.
     """
     for name, known in FORMATS.items():
         if format is not None and name != format:
@@ -174,7 +175,7 @@ def find(path: Path, format: str | None = None, limits: dict[str, int] | None = 
 def _refuse_unknown(known: type[Format], limits: dict[str, int]) -> None:
     for name in limits:
         if name not in known.limit_names():
-            raise TypeError(f"a journal in the format {known.name} has no option {name!r} to be opened with")
+            raise TypeError(f"a journal in the format {known.name} can't be opened with the option {name!r}")
 
 
 def _check_limits(known: type[Format], chosen: Settings, path: Path) -> None:
@@ -193,7 +194,7 @@ def open(
     durability: Durability | None = None,
     sync_interval: float | None = None,
 ) -> Journal:
-    """Open the journal that `find` has found. Nothing is changed before the first append."""
+    """Open the journal found by `find`. Nothing is changed before the first append."""
     form, chosen = found
     if durability is not None:
         chosen = msgspec.structs.replace(chosen, durability=durability, sync_interval=sync_interval)

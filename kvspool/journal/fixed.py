@@ -1,10 +1,10 @@
-"""A journal of items of one length: each is read by its position, the oldest blobs can be pruned, the newest items taken back.
+"""A journal of items of one length: items are read by position, the oldest blobs can be pruned, the newest items removed.
 
 **Positions** are the sequences of the other verbs: the first item ever has 0, and a prune changes none.
 
-**Rewind.** Items that were taken back may have been read already, and others may follow at their positions. Whoever has read beyond the
-new end gets Truncated, once: a follower, and a durable reader, which then stands at the new end. One that has not goes on unharmed. See
-`kvspool.journal.bounds` for how they know.
+**Rewind.** Removed items may have been read already, and other items may follow at their positions. A follower or durable reader that has
+read past the new end gets Truncated, once; a durable reader is then at the new end. Others continue unaffected. `kvspool.journal.bounds`
+explains how they notice.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from kvspool.kernel import fixed
 from kvspool.options import Isolation, OnGap, Start, check_isolation
 from kvspool.record import Gap
 
-TRIES = 5  # looks at an item that rewinds may replace at that moment
+TRIES = 5  # reads of an item that rewinds may replace meanwhile
 
 
 class FixedJournal(Journal):
-    """A handle of a journal with the format fixed. Get it from `kvspool.create` or `kvspool.open`; see `Journal` for what all have."""
+    """A handle of a journal with the format fixed. Get it from `kvspool.create` or `kvspool.open`; see `Journal` for the common methods."""
 
     HELPERS = frozenset(("open_for_sync",))
     format: Fixed
@@ -52,8 +52,8 @@ class FixedJournal(Journal):
     def item(self, position: int) -> bytes:
         """Return the item at a position, checked.
 
-        Raises OutOfRange for one that has not been appended yet, Pruned for one that is gone, ChecksumMismatch for one that is damaged,
-        each with `position`, `path` and `offset`; Corruption where its blob is missing; Closed, ValueError, or the system's OSError.
+        Raises OutOfRange for one that has not been appended yet, Pruned for a removed one, ChecksumMismatch for a damaged one, each with
+        `position`, `path` and `offset`; Corruption if its blob is missing; Closed, ValueError, or the system's OSError.
         """
         if position < 0:
             raise ValueError(f"a position is not negative: {position}")
@@ -61,7 +61,7 @@ class FixedJournal(Journal):
         return self._look_again(position) if item is None else item
 
     def _record(self, position: int) -> bytes:
-        """Return what stands at a position now; nothing if its blob isn't there."""
+        """Return the bytes at a position now; empty if its blob doesn't exist."""
         form = self.format
         base = position - position % form.items_per_blob
         with self._blobs_lock:
@@ -71,7 +71,7 @@ class FixedJournal(Journal):
             return b"" if segment is None else segment.read((position - base) * form.record_bytes, form.record_bytes)
 
     def _look_again(self, position: int) -> bytes:
-        """Return an item that was not there at the first look; or raise why there is none."""
+        """Return an item that the first read did not find; or raise the reason."""
         for _ in range(TRIES):
             seen = self._bounds.entries()
             self._check_position(position)
@@ -87,22 +87,22 @@ class FixedJournal(Journal):
         raise ChecksumMismatch(*where)
 
     def _check_position(self, position: int) -> None:
-        """Raise OutOfRange or Pruned where no item can be."""
+        """Raise OutOfRange or Pruned for a position that can have no item."""
         end = self.end()
         if position >= end:
             raise OutOfRange(f"item {position} has not been appended yet; the next one is {end}", *self._where(position))
         oldest = self.oldest()
         if position < oldest:
-            raise Pruned(f"item {position} is gone; the oldest one is {oldest}", *self._where(position))
+            raise Pruned(f"item {position} was removed; the oldest one is {oldest}", *self._where(position))
 
     def _where(self, position: int) -> tuple[int, str, int]:
         rest = position % self.format.items_per_blob
         return position, str(self._segments.path_of(position - rest)), rest * self.format.record_bytes
 
     def replay(self, start: Start = "earliest", *, limit: int | None = None, on_gap: OnGap = "raise") -> Iteration[Any]:
-        """Iterate over the items that are there now, as bytes, in order, each one checked: the quickest way to read all.
+        """Iterate over the present items, as bytes, in order, each one checked: the fastest way to read all.
 
-        start, limit, on_gap: as `read` has them. A damaged item is a Gap of that one; the items behind it follow.
+        start, limit, on_gap: as in `read`. A damaged item is a Gap of one; later items follow.
         """
         return self.read_values(start, limit=limit, on_gap=on_gap)
 
@@ -118,10 +118,10 @@ class FixedJournal(Journal):
     # Front and end.
 
     def prune(self, minimum: int, *, timeout: float | None = None) -> int:
-        """Remove the blobs whose items all have positions below `minimum`; on disk when it returns. Returns the oldest position left.
+        """Remove the blobs whose items all have positions below `minimum`; on disk when it returns. Return the oldest remaining position.
 
-        The last blob stays. Positions never change. Who stands in what goes gets a Gap. Raises LockTimeout, Corruption, Closed, or the
-        system's OSError: then the next writer goes on with it.
+        The last blob stays. Positions never change. A reader in a removed blob gets a Gap. Raises LockTimeout, Corruption, Closed, or the
+        system's OSError: then the next writer finishes it.
         """
         if minimum < 0:
             raise ValueError(f"a position is not negative: {minimum}")
@@ -133,9 +133,9 @@ class FixedJournal(Journal):
         return self.under_lock(self.timeout if timeout is None else timeout, work)
 
     def rewind(self, size: int, *, timeout: float | None = None) -> None:
-        """Take back the items from the position `size` on, so that the next one gets that position; on disk when it returns.
+        """Remove the items from the position `size` on, so that the next one gets that position; on disk when it returns.
 
-        Durable readers beyond it stand there then. Raises OutOfRange for more than there is, Pruned for less than the oldest position;
+        Durable readers after it are moved there. Raises OutOfRange for more items than there are, Pruned for less than the oldest position;
         LockTimeout, Corruption, Closed. After an OSError of the system the next writer finishes it, if it had begun.
         """
         if size < 0:
@@ -143,28 +143,28 @@ class FixedJournal(Journal):
 
         def work(appender: Appender, page: Page) -> None:
             if size > page.next_sequence:
-                message = f"the journal has no {size} items to be left; the next one is {page.next_sequence}"
+                message = f"the journal has fewer than {size} items; the next one is {page.next_sequence}"
                 raise OutOfRange(message, *self._where(size))
             oldest = self.oldest()
             if size < oldest:
-                raise Pruned(f"the items from {size} on are gone already; the oldest one is {oldest}", *self._where(size))
+                raise Pruned(f"the items from {size} on were already removed; the oldest one is {oldest}", *self._where(size))
             if size < page.next_sequence:
                 self._rewind(appender, page, size)
 
         self.under_lock(self.timeout if timeout is None else timeout, work)
 
     def open_for_sync(self, lower: int, upper: int, *, timeout: float | None = None) -> range:
-        """Have nothing but what lies in the positions `lower` to `upper`, both of them included; on disk when it returns.
+        """Reduce the journal to the positions `lower` to `upper`, both included; on disk when it returns.
 
-        For state that is fetched from elsewhere: the items that are there already are kept as far as they can be. Returns their positions;
-        the next item gets the one behind them.
+        For state that is fetched from elsewhere: present items are kept as far as possible. Returns their positions; the next item gets the
+        position after them.
 
-        - Nothing reaches beyond `lower`: all goes, the next item gets the position `lower`.
-        - All lies beyond `upper`: the same. (The original refuses that.)
-        - Otherwise blobs below `lower` are pruned, whole, and items beyond `upper` are taken back. If the oldest one left comes later than
-          `lower`, those in front of it are not there: the returned range says so.
+        - No item beyond `lower`: all are removed, the next item gets the position `lower`.
+        - All items beyond `upper`: the same. (The original refuses that.)
+        - Otherwise whole blobs below `lower` are pruned, and items beyond `upper` are removed. If the oldest remaining one is after
+          `lower`, the earlier ones don't exist: the returned range shows it.
 
-        Raises what `prune` and `rewind` do.
+        Raises the errors of `prune` and `rewind`.
         """
         if not 0 <= lower <= upper:
             raise ValueError(f"positions from 0 on, the lower one first: not {lower} and {upper}")
@@ -192,7 +192,7 @@ class FixedJournal(Journal):
             appender.control.write(page)
 
     def _rewind(self, appender: Appender, page: Page, size: int) -> Page:
-        appender.control.write(page._replace(boot=NO_RUN))  # whoever comes after us, if we die, looks what there is to finish
+        appender.control.write(page._replace(boot=NO_RUN))  # if we crash, the next writer checks for unfinished work
         self._bounds.begin_rewind(size, self.mode())
         self.format.rewind(appender.segments, size, self.mode())
         return self._end_at(appender, page, size)
@@ -210,10 +210,10 @@ class FixedJournal(Journal):
     def generation(self) -> int:
         return self._bounds.entries()
 
-    # Places.
+    # Positions.
 
     def place(self, start: Start) -> Place:
-        """As for every journal; the earliest place is that of the oldest item."""
+        """Return a place as every journal does; the earliest one is that of the oldest item."""
         return self._at(self.oldest()) if start == "earliest" else super().place(start)
 
     def _at(self, position: int) -> Place:
@@ -221,14 +221,14 @@ class FixedJournal(Journal):
         return Place(position - rest, rest * self.format.record_bytes, position)
 
     def _seek(self, base: int, until: int | None = None, timestamp: int | None = None) -> Place | None:
-        """As for every journal; an item that is missing at the end of a blob would lie behind that."""
+        """Seek as every journal does; an item missing at the end of a blob would be after its end."""
         with self._looking:
             place = super()._seek(base, until, timestamp)
             segment = self._segments.get(base)
             return place if place is None or segment is None else place._replace(position=min(place.position, segment.size()))
 
     def _end(self, bases: list[int]) -> tuple[Place, int]:
-        """As for every journal; what a dead writer's rewind, or fresh begin, comes to is true from its begin on."""
+        """Return the end as every journal does; an unfinished rewind, or fresh begin, of a dead writer counts from its begin on."""
         place, stop = super()._end(bases)
         size = self._bounds.unfinished()
         if size is not None and size < place.sequence:
@@ -242,7 +242,7 @@ class FixedJournal(Journal):
         limit = self._synced if check_isolation(isolation) == "synced" else None
         return FixedCursor(Segments(self.path, self.format), place, end, limit, self._bounds)
 
-    # The rest.
+    # Other methods.
 
     def _new_reader(self, name: str, start: Start, isolation: Isolation, lease: Lease) -> FixedReader:
         return FixedReader(self, name, start, isolation, lease, self._bounds)
@@ -263,29 +263,29 @@ class FixedJournal(Journal):
 
 
 class Rewinds:
-    """What one reader knows of the rewinds: those before it began don't concern it."""
+    """One reader's knowledge of the rewinds: earlier ones don't concern it."""
 
     def __init__(self, bounds: Bounds) -> None:
         self._bounds = bounds
         self._seen = self._noted = bounds.entries() // 2 * 2
 
     def news(self) -> int | None:
-        """Return the least size of those that came since; None if there were none. They count as news until `noted`."""
+        """Return the least size of new rewinds; None if there were none. They stay new until `noted`."""
         count = self._bounds.entries()
         if count == self._seen:
             return None
         size = self._bounds.lowest(self._seen, count)
-        self._noted = count // 2 * 2  # one that goes on is news for as long as it does
+        self._noted = count // 2 * 2  # an unfinished one stays new
         return size
 
     def noted(self) -> bool:
-        """Know what `news` has told; returns whether a rewind goes on, of which there will be news again."""
+        """Mark the result of `news` as known; return whether a rewind is unfinished, and so will be new again."""
         self._seen = self._noted
         return self._bounds.entries() % 2 == 1
 
 
 class FixedCursor(Cursor):
-    """A cursor that knows of rewinds, and of the zeros in front of a fresh begin."""
+    """A cursor that detects rewinds, and the zeros before a fresh begin."""
 
     def __init__(self, segments: Segments, place: Place, end: int | None, limit: Callable[[], int] | None, bounds: Bounds) -> None:
         super().__init__(segments, place, end, limit)
@@ -293,7 +293,7 @@ class FixedCursor(Cursor):
         self._rewinds = Rewinds(bounds)
 
     def fetch(self, most: int, make: Callable[..., Any] | None, items: list[Any]) -> Gap | None:
-        """As for every journal. Raises Truncated if what was handed out before was taken back since."""
+        """Fetch as every journal does. Raises Truncated if items returned before were removed since."""
         while True:
             before, had, lost = Place(self.base, self.position, self.sequence), len(items), self.lost
             try:
@@ -306,7 +306,7 @@ class FixedCursor(Cursor):
                 size = self._rewinds.news()
                 if size is None:
                     return gap
-                if self.sequence <= size:  # nothing of this comes from where others may be by now
+                if self.sequence <= size:  # none of this is from positions that others may have reused
                     self._data = b""
                     self._rewinds.noted()
                     return gap
@@ -321,12 +321,12 @@ class FixedCursor(Cursor):
                     return None
 
     def sleeper(self, watcher: Watcher) -> None:
-        """Return None: each look asks for rewinds, too."""
+        """Return None: each check also checks for rewinds."""
 
     def _refuse(self, sequence: int, size: int) -> None:
         if size < sequence:
             raise Truncated(
-                f"{self.segments.path} was rewound to {size} items, of which {sequence} were read already; begin anew, with what it holds"
+                f"{self.segments.path} was rewound to {size} items, after {sequence} were read; read again from the start"
             )
 
     def _pass_damage(self, segment: Segment, found: int | None) -> Gap | None:
@@ -345,9 +345,9 @@ class FixedCursor(Cursor):
 
 
 class FixedReader(JournalReader):
-    """A durable reader that knows of rewinds.
+    """A durable reader that detects rewinds.
 
-    After a rewind to less than it has read, its next operation raises Truncated, and it stands at the new end.
+    After a rewind to less than it has read, its next operation raises Truncated, and moves it to the new end.
     """
 
     def __init__(self, journal: FixedJournal, name: str, start: Start, isolation: Isolation, lease: Lease, bounds: Bounds) -> None:
@@ -366,15 +366,15 @@ class FixedReader(JournalReader):
         return super()._place()
 
     def commit(self) -> int:
-        """As for every journal. Raises Truncated if what it has read was taken back; it stands at the new end then."""
+        """Commit as every journal does. Raises Truncated if items it has read were removed; it is at the new end then."""
         self._check_open()
         self.follow_rewinds()
         sequence = super().commit()
-        self.follow_rewinds()  # one that came meanwhile may have missed what we have just stored
+        self.follow_rewinds()  # a concurrent one may have missed the commit that we just stored
         return sequence
 
     def follow_rewinds(self) -> None:
-        """Raise Truncated, once, if less is left than was read; stand at the end of it, durably."""
+        """Raise Truncated, once, if less is left than was read; move to the end, durably."""
         size = self._rewinds.news()
         if size is None:
             return
@@ -386,4 +386,4 @@ class FixedReader(JournalReader):
             return
         self._sequence = size
         super().commit()
-        raise Truncated(f"{self._path} was rewound to {size} items; the reader {self.name!r} had read {was}, and goes on from there")
+        raise Truncated(f"{self._path} was rewound to {size} items; the reader {self.name!r} had read {was}, and continues from there")

@@ -1,4 +1,4 @@
-"""Following a journal from an event loop: the file system tells of every write."""
+"""Follow a journal from an event loop: the file system reports every write."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from kvspool.journal.cursor import Reading
 class AsyncFollowing(following.AsyncFollowing[Reading]):
     """Iterates as `Following` does, for `async for`."""
 
-    _watched = -1  # base of the segment that wakes us
+    _watched = -1  # base of the watched segment
 
     def _look(self, has_slept: bool) -> Any:
-        """Watch before looking: what is written after the look wakes us."""
+        """Watch before checking: later writes wake us."""
         self._watch()
         return next(self._reading, NOTHING)
 

@@ -1,8 +1,8 @@
-"""What a journal's format has to say of its bytes; everything else about a journal is the same for all of them.
+"""The interface of a journal's format to its bytes; everything else about a journal is the same for all formats.
 
-A journal is a directory of segments. A segment is a file that begins with a header, which may be empty, and holds frames back to back,
-one for each record, without a gap in their sequences; its name tells the sequence of the first one. Bytes below the end of a file are
-never rewritten. A frame that isn't whole yet is *not yet* there.
+A journal is a directory of segments. A segment is a file that begins with a header, which may be empty, and contains consecutive frames,
+one for each record, without a gap in their sequences; its name gives the sequence of the first one. Bytes below the end of a file are never
+rewritten. An incomplete frame does *not yet* exist.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ if TYPE_CHECKING:
     from kvspool.journal.segments import Segment, Segments
 
 WHOLE, SHORT, DAMAGED, JUMPED = range(4)
-"""Why a scan stopped: enough was taken or the data ended between two frames; in the midst of one; at what can't be a frame; at a frame with
-another sequence than the next one."""
+"""Why a scan stopped: it has enough records, or the data ended between two frames; within a frame; at bytes that are no frame; at a frame
+with another sequence than the next one."""
 
 LAST_SEQUENCE = (1 << 64) - 1  # no record has it
 LAST_TIME = (1 << 63) - 1  # ns
-LARGEST_SEGMENT = (1 << 63) - 1  # bytes, the most that a file can have
+LARGEST_SEGMENT = (1 << 63) - 1  # bytes, the maximum of a file
 
 
 class Rows(Protocol):
-    """Records that an appender takes: lists of them, a `Batch`; or columns, `journal.columns.ColumnRows` or `Records`."""
+    """Records for an appender: lists of them, a `Batch`; or columns, `journal.columns.ColumnRows` or `Records`."""
 
     @property
     def rows(self) -> int:
-        """Return how many they are."""
+        """Return the number of records."""
 
     def encode(self, format: Format, start: int, place: Before) -> tuple[bytes | bytearray | memoryview, int, int]:
-        """Return what `Format.encode` does, for the records from `start` on; it counts until the next call."""
+        """Return the result of `Format.encode` for the records from `start` on; valid until the next call."""
 
 
 class Before(NamedTuple):
-    """What comes before the records that are encoded next, as it is under the append lock.
+    """The state before the next encoded records, under the append lock.
 
-    sequence: that the first of them gets; base, end: of the segment that they go into; now: the present time; last: the latest timestamp of
-    the journal, NO_TIME if it has none.
+    sequence: of the first of them; base, end: of their segment; now: the present time; last: the latest timestamp of the journal, NO_TIME
+    if it has none.
     """
 
     sequence: int
@@ -58,8 +58,9 @@ class Before(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Records to be appended: encoded values, and their keys, or None for none. `types`, `timestamps` and `codecs` have one for each value,
-    in place of `type`, `timestamp` (None: that of the append) and `codec`, where they differ."""
+    """Records to append: encoded values, and their keys, or None for none. `types`, `timestamps` and `codecs` have one for each value,
+    instead of `type`, `timestamp` (None: that of the append) and `codec`, if they differ.
+    """
 
     values: list[bytes]
     keys: list[bytes | None] | None = None
@@ -79,7 +80,7 @@ class Batch(NamedTuple):
 
 
 def joined(batches: list[Batch]) -> Batch:
-    """Return batches that have the same columns as one."""
+    """Join batches that have the same columns."""
     if len(batches) < 2:
         return batches[0] if batches else Batch([])
     first, columns = batches[0], dict[str, Any]()
@@ -92,9 +93,12 @@ def joined(batches: list[Batch]) -> Batch:
 
 
 class Scan(NamedTuple):
-    """What a scan came to. size: bytes of the whole frames that it passed; sequence: of the next frame; stop: why it ended there. need: for
-    SHORT, the bytes that the next frame takes, 0 if that can't be said yet; for JUMPED, the sequence that was found; see also `gather`.
-    latest: of `pass_over`, the latest timestamp of what it passed; NO_TIME if there was none."""
+    """The result of a scan.
+
+    size: bytes of the whole frames passed; sequence: of the next frame; stop: why it ended there. need: for SHORT, the size of the next
+    frame, 0 if unknown; for JUMPED, the sequence found; see also `gather`. latest: of `pass_over`, the latest timestamp passed; NO_TIME if
+    there was none.
+    """
 
     size: int
     sequence: int
@@ -104,7 +108,7 @@ class Scan(NamedTuple):
 
 
 class Head(NamedTuple):
-    """The fields of a frame's head that metadata needs. size: bytes of the whole frame."""
+    """The fields of a frame's head for metadata. size: bytes of the whole frame."""
 
     sequence: int
     timestamp: int
@@ -112,52 +116,52 @@ class Head(NamedTuple):
 
 
 class Format(ABC):
-    """One on-disk format, with the limits of one journal."""
+    """An on-disk format, with the limits of one journal."""
 
     name: ClassVar[str]
     has_keys: ClassVar[bool] = False
-    has_empty_keys: ClassVar[bool] = True  # where there are keys: one of no bytes is another thing than none
+    has_empty_keys: ClassVar[bool] = True  # for formats with keys: an empty key differs from none
     has_types: ClassVar[bool] = False
     has_timestamps: ClassVar[bool] = False
     has_codecs: ClassVar[bool] = False
     has_checksums: ClassVar[bool] = False
-    has_other_names: ClassVar[bool] = False  # segments may be called otherwise than `name_of` has it
+    has_other_names: ClassVar[bool] = False  # segments may have names other than those of `name_of`
     reads_zeros: ClassVar[bool] = False  # zeros read as frames: see `true_end`
-    trims_consumed: bool = False  # segments that every durable reader has passed go by themselves
-    total_bytes: int = 0  # that all segments may take, the oldest go; 0: any number
-    has_archives: ClassVar[bool] = False  # sealed segments may lie there compressed: nobody else's program reads them
-    may_leave_out: ClassVar[bool] = False  # sequences between two frames: `pass_over` goes on behind them, `scan` says JUMPED
-    has_producers: ClassVar[bool] = False  # it may have a list of producers beside the segments; see `kvspool.producers`
-    has_columns: ClassVar[bool] = False  # frames go to and from columns as Arrow has them, without an object for a record
+    trims_consumed: bool = False  # segments that every durable reader has passed are removed automatically
+    total_bytes: int = 0  # of all segments; beyond it the oldest are removed; 0: no limit
+    has_archives: ClassVar[bool] = False  # sealed segments may be compressed: no other program reads them
+    may_leave_out: ClassVar[bool] = False  # sequences between two frames: `pass_over` continues after them, `scan` returns JUMPED
+    has_producers: ClassVar[bool] = False  # it may have a list of producers next to the segments; see `kvspool.producers`
+    has_columns: ClassVar[bool] = False  # frames are converted from and to Arrow columns, without an object for a record
     header_bytes: int = 0
     ends_with_size: ClassVar[bool] = False  # a frame repeats its size at its end: see `size_of_last`
-    number: ClassVar[int]  # of those that `tail_py` knows
+    number: ClassVar[int]  # its number in `tail_py`
     least_bytes: int = 1  # of a frame
-    item_bytes: int = 0  # of each value, where all have one length
-    full_at: int  # bytes of a segment; an append that doesn't come to them begins no new one
-    most_bytes: int = (1 << 63) - 1  # of a segment; what lies behind them is nobody's
+    item_bytes: int = 0  # of each value, if all have one length
+    full_at: int  # bytes of a segment; an append that doesn't reach it begins no new one
+    most_bytes: int = (1 << 63) - 1  # of a segment; bytes after them are ignored
 
     @abstractmethod
     def limits(self) -> dict[str, int]:
-        """Return the numbers that the constructor was called with, by name; they are kept in the journal's settings."""
+        """Return the arguments of the constructor, by name; they are stored in the journal's settings."""
 
     @classmethod
     def limit_names(cls) -> tuple[str, ...]:
-        """Return the names of what the constructor takes."""
+        """Return the names of the constructor's parameters."""
         code = cls.__init__.__code__
         return code.co_varnames[1 : code.co_argcount]
 
     @classmethod
     def settled(cls, stored: dict[str, int], given: dict[str, int]) -> dict[str, int]:
-        """Return what the constructor takes for a journal whose settings have the limits `stored`, opened with some that are `given`."""
+        """Return the constructor's arguments for a journal whose settings have the limits `stored`, opened with `given` ones."""
         return {**stored, **given}
 
-    # Where things lie.
+    # Files.
 
     @classmethod
     @abstractmethod
     def lies_at(cls, path: Path, *, is_sure: bool) -> bool:
-        """Return whether a journal of this format lies at a path. is_sure: somebody says so, and only what contradicts it counts."""
+        """Return whether there is a journal of this format at a path. is_sure: the caller says so, and only contradictions count."""
 
     @abstractmethod
     def segments_in(self, path: Path) -> Path:
@@ -170,11 +174,12 @@ class Format(ABC):
     @classmethod
     @abstractmethod
     def sidecar(cls, path: Path) -> Path:
-        """Return the directory for what is ours alone, where the program whose format it is doesn't trip over it."""
+        """Return the directory for kvspool's own files, where the program that owns the format doesn't read them."""
 
     def prepare(self, path: Path, *, is_new: bool = False) -> None:
-        """Make what a writer needs beside the segments. is_new: nothing that an earlier journal left there counts. Raises UnsafeFilesystem
-        where writers could not see each other's locks."""
+        """Create the files that a writer needs next to the segments. is_new: ignore files of an earlier journal. Raises UnsafeFilesystem if
+        writers could not see each other's locks.
+        """
         return None
 
     @abstractmethod
@@ -183,143 +188,151 @@ class Format(ABC):
 
     @abstractmethod
     def base_of(self, name: str) -> int | None:
-        """Return the sequence of the first record of the segment with this name; None if it is no segment's."""
+        """Return the sequence of the first record of the segment with this name; None if it isn't a segment's."""
 
     @abstractmethod
     def offsets(self, path: Path, mode: int) -> Offsets:
-        """Return where the durable readers' places are kept; new files get the permission bits `mode`."""
+        """Return the storage of the durable readers' positions; new files get the permission bits `mode`."""
 
     def first(self, path: Path) -> int:
-        """Return the sequence that the first record of a journal gets that has no segment at all. Raises Corruption for damaged
-        settings."""
+        """Return the sequence of the first record of a journal without any segment. Raises Corruption for damaged settings."""
         found = settings.load(self.sidecar(path))
         return 0 if found is None or found.format != self.name else found.first_sequence
 
-    # What the bytes mean.
+    # Bytes.
 
     def header(self, base: int) -> bytes:
         """Return the first bytes of a new segment."""
         return b""
 
     def check_header(self, data: bytes, base: int) -> int:
-        """Return the size of the header that `data` begins with; 0 if that is not all there yet. Raises Corruption for another one."""
+        """Return the size of the header at the start of `data`; 0 if it is incomplete. Raises Corruption for another one."""
         return 0
 
     def begin_of(self, segment: Segment) -> int:
-        """Return the byte of a segment where its first frame begins; 0 if its header is not all there yet. Raises Corruption."""
+        """Return the byte of a segment where its first frame begins; 0 if its header is incomplete. Raises Corruption."""
         if not self.header_bytes:
             return 0
         data, header = segment.read(0, self.header_bytes + 1), self.header(segment.base)
         if len(data) <= self.header_bytes and data != header and header.startswith(data.rstrip(b"\0")):
-            return 0  # a crash of the machine may leave the length and not the bytes
+            return 0  # a crash of the machine may leave the length without the bytes
         return self.check_header(data[: self.header_bytes], segment.base)
 
     @abstractmethod
     def check(self, batch: Batch) -> None:
-        """Raise TooLarge, or ValueError for what a record of this format has no room for."""
+        """Raise TooLarge, or ValueError for fields that a record of this format can't store."""
 
     @abstractmethod
     def encode(self, batch: Batch, start: int, place: Before) -> tuple[bytes | bytearray, int, int]:
-        """Return the frames of the records from `start` on that go into the segment at `place`, how many they are, and the latest timestamp
-        of the journal with them.
+        """Return the frames of the records from `start` on that go into the segment at `place`, their number, and the latest timestamp of
+        the journal with them.
 
-        No timestamp is earlier than the one before it: it becomes that one. NO_TIME stays. No record: the next one begins a new segment.
+        A timestamp earlier than the one before it is raised to that. NO_TIME stays. No record: the next one begins a new segment.
         """
 
     def check_columns(self, columns: JournalColumns | Records) -> None:
-        """As `check`, where the format has columns."""
+        """Do as `check`, for a format with columns."""
         raise NotImplementedError
 
     def encode_columns(
         self, columns: JournalColumns, rows: memoryview | None, start: int, place: Before
     ) -> tuple[bytes | bytearray, int, int]:
-        """As `encode`, where the format has columns; rows: int32 numbers of those that are meant, None for all."""
+        """Do as `encode`, for a format with columns; rows: int32 numbers of the selected rows, None for all."""
         raise NotImplementedError
 
     def encode_records(self, records: Records, start: int, place: Before) -> tuple[memoryview, int, int]:
-        """As `encode`, where the format has columns, into the records' own room."""
+        """Do as `encode`, for a format with columns, into the records' own buffer."""
         raise NotImplementedError
 
     def gather(self, data: bytes, sequence: int, most: int, count: int, columns: tuple[Any, ...]) -> Scan:
-        """As `scan`, where the format has columns: into some that hold `count` rows, until they hold `most`. A record that they have no
-        room for is WHOLE, and `need` says its bytes."""
+        """Do as `scan`, for a format with columns: into columns that contain `count` rows, until they have `most`. For a record that
+        doesn't fit the result is WHOLE, with its size as `need`.
+        """
         raise NotImplementedError
 
     def is_full(self, base: int, end: int, sequence: int) -> bool:
-        """Return whether a segment that ends at byte `end`, before `sequence`, is followed by a new one at once."""
+        """Return whether a new segment follows at once after one that ends at byte `end`, before `sequence`."""
         return False
 
     @abstractmethod
     def scan(self, data: bytes, sequence: int, most: int, make: Callable[..., Any] | None, items: list[Any]) -> Scan:
         """Append to `items` up to `most` records of the frames in `data`, the first of which has this sequence.
 
-        make: called with sequence, timestamp, type, key, value and, where the format keeps it, codec; None: the values alone.
+        make: called with sequence, timestamp, type, key, value and, if the format stores it, codec; None: only the values.
         """
 
     def scanner(self) -> Callable[..., tuple[int, ...]]:
-        """Return what a follower calls in place of `scan`: it may return a plain tuple, which begins with the size and the sequence."""
+        """Return the function that a follower calls instead of `scan`: it may return a plain tuple, which begins with the size and the
+        sequence.
+        """
         return self.scan
 
     @abstractmethod
     def pass_over(self, data: bytes, sequence: int, until: int = LAST_SEQUENCE, timestamp: int = LAST_TIME) -> Scan:
-        """Check frames without taking records out, up to the one with the sequence `until`, or the first one later than `timestamp`."""
+        """Check frames without returning records, up to the one with the sequence `until`, or the first one later than `timestamp`."""
 
     def head(self, data: bytes) -> Head | None:
-        """Return the head of the frame that `data` begins with, or None if no frame begins so. The checksum is not compared."""
+        """Return the head of the frame at the start of `data`, or None if there is none. The checksum is not compared."""
         return None
 
     def place_in(self, base: int, sequence: int) -> int | None:
-        """Return the byte of a segment where the frame of a sequence begins, if that can be told without looking."""
+        """Return the byte of a segment where the frame of a sequence begins, if that is known without reading."""
         return None
 
     def behind_damage(self, position: int, sequence: int) -> tuple[int, int] | None:
-        """Return where a damaged frame ends and which sequence follows, if that can be told; else the rest of the segment is lost."""
+        """Return where a damaged frame ends and which sequence follows, if that is known; else the rest of the segment is lost."""
         return None
 
     def resume(self, data: bytes, sequence: int, until: int) -> tuple[int, int] | None:
-        """In what begins with a damaged frame: return where the next sound one begins, and its sequence, above `sequence` and below
-        `until`."""
+        """In bytes that begin with a damaged frame: return where the next sound one begins, and its sequence, above `sequence` and below
+        `until`.
+        """
         return None
 
     def guess(self, data: bytes, sequence: int, until: int) -> tuple[int, int] | None:
-        """As `resume`, on a person's word: in a format without checksums, where the next frame seems to begin, as far as sizes tell."""
+        """Do as `resume`, on an operator's request: in a format without checksums, return where the next frame seems to begin, according to
+        sizes.
+        """
         return self.resume(data, sequence, until)
 
     def behind_jump(self, data: bytes, sequence: int, found: int) -> tuple[int, int] | None:
-        """At a whole frame whose sequence is `found` and not the next one: return how many bytes to pass, and which sequence follows.
+        """At a whole frame with the sequence `found` instead of the next one: return how many bytes to skip, and which sequence follows.
 
         By default frames are missing there, if it is a later one. None: the rest of the segment is lost.
         """
         return (0, found) if found > sequence else None
 
     def knows(self, name: str) -> bool:
-        """Return whether a file beside the segments, which is none itself, belongs to the format."""
+        """Return whether a file next to the segments belongs to the format."""
         return False
 
     def size_of_last(self, tail: bytes) -> int:
-        """Return the size of the frame that ends where `tail`, the last bytes of a segment, ends; 0 if it doesn't say so itself."""
+        """Return the size of the frame that ends at the end of `tail`, the last bytes of a segment; 0 if the frame doesn't contain it."""
         return 0
 
     def end_in(self, segment: Segment, begin: int, size: int) -> tuple[int, int] | None:
-        """Return the byte behind the last frame of a segment of `size` bytes, not before `begin`, and the sequence that follows; None if
-        one has to pass over all."""
+        """Return the byte after the last frame of a segment of `size` bytes, not before `begin`, and the next sequence; None if all frames
+        have to be passed.
+        """
         return None
 
     def finish(self, segments: Segments, mode: int) -> None:
-        """Under the append lock, before the end is looked for: finish what a writer that died had begun, besides appending.
+        """Under the append lock, before the end is determined: finish operations of a dead writer, except appends.
 
-        Raises Corruption if the segments can't be what writers leave, so that nothing is appended to them.
+        Raises Corruption if writers can't have left the segments like this, so that nothing is appended to them.
         """
         return None
 
     def true_end(self, segment: Segment, begin: int, found: Scan, synced: int) -> Scan:
-        """Return where a segment ends after a crash of the machine, which may have left what only looks like frames. `found`: the end of
-        what looks so, `size` being its byte; `begin`: of the first one; records below `synced` are known to be on disk."""
+        """Return the true end of a segment after a crash of the machine, which may have left bytes that only look like frames.
+
+        found: the apparent end, `size` being its byte; begin: of the first frame; synced: records below it are known to be on disk.
+        """
         return found
 
     # Times.
 
     def refuse_time(self) -> None:
-        """Raise Unsupported if records of this format have no time that could be looked for."""
+        """Raise Unsupported if records of this format have no time to look up."""
         if not self.has_timestamps:
             raise Unsupported(self.name, "timestamps", CAPABILITIES["timestamps"])

@@ -1,7 +1,7 @@
-"""A sparse index of a segment: where some frame begins in each stride of it, so that a seek looks at one stride.
+"""A sparse index of a segment: the position of one frame in each stride, so that a seek reads only one stride.
 
-It is a hint and never trusted blindly: from the entry before the target the frames are followed to the next entry, and where they don't
-lead exactly there, the index is made anew. It lies in a file of ours beside the segments; where one may not write, it is in memory only.
+It is a hint and never trusted blindly: from the entry before the target the frames are followed to the next entry, and if they don't lead
+exactly there, the index is rebuilt. It is in kvspool's own file next to the segments; without write permission it is only in memory.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from kvspool.journal.walking import walk
 from kvspool.system import disk
 from kvspool.system.descriptor import Descriptor
 
-STRIDE = 1 << 20  # bytes of a segment between two entries, and up to a frame more
+STRIDE = 1 << 20  # bytes of a segment between two entries, plus at most one frame
 WORTHWHILE = 16  # new entries after which the file is written
-LARGEST = 1 << 26  # bytes of a file that is looked at
+LARGEST = 1 << 26  # largest file that is read, in bytes
 MAGIC = b"kvINDEX1"
 
 
@@ -50,10 +50,10 @@ ENTRY = Layout(Entry)
 
 
 class Index:
-    """The index of one segment, as far as it was looked at."""
+    """The index of one segment, as far as it was read."""
 
     def __init__(self, format: Format, base: int, path: Path | None) -> None:
-        """Take what lies at `path`, if it is an index of this segment; `None`: keep it in memory."""
+        """Load the file at `path`, if it is an index of this segment; `None`: keep the index in memory."""
         self._format = format
         self._base = base
         self._path = path
@@ -61,9 +61,9 @@ class Index:
         self._stored = len(self.entries)
 
     def start(self, segment: Segment, begin: int, until: int | None, timestamp: int | None, end: int) -> tuple[int, int]:
-        """Return a byte and the sequence there from which a walk comes to the sequence `until`, or behind a time, within a stride or two.
+        """Return a byte and its sequence from which the sequence `until`, or the end of a time, is reached within a stride or two.
 
-        begin, end: bytes of the segment between which its frames lie.
+        begin, end: bytes of the segment between which its frames are.
         """
         for _ in range(2):
             self._extend(segment, begin, end)
@@ -77,15 +77,15 @@ class Index:
         return begin, self._base
 
     def _before(self, until: int | None, timestamp: int | None) -> int:
-        """Return the number of the last entry that isn't behind the target; -1 if there is none."""
+        """Return the number of the last entry that isn't after the target; -1 if there is none."""
         if until is not None:
             return bisect_right(self.entries, until, key=lambda entry: entry.sequence) - 1
         assert timestamp is not None
-        # The latest one so far: a record may have none, and other programs, and earlier versions, may have let them go back.
+        # The latest one so far: a record may have none, and other programs, and earlier versions, may have written decreasing ones.
         return bisect_right(list(accumulate((entry.timestamp for entry in self.entries), max)), timestamp) - 1
 
     def _leads_on(self, segment: Segment, at: int, end: int) -> bool:
-        """Return whether the frames from one entry on lead exactly to the next one; from the last one, whether a frame is there."""
+        """Return whether the frames from one entry on lead exactly to the next one; from the last one, whether there is a frame."""
         entry = self.entries[at]
         if at + 1 == len(self.entries):
             return entry.position < end and _frame_at(self._format, segment, entry.position, entry.sequence) is not None
@@ -94,18 +94,18 @@ class Index:
         return (found.size, found.sequence) == (behind.position, behind.sequence) and behind.position <= end
 
     def _extend(self, segment: Segment, begin: int, end: int) -> None:
-        """Look at what no entry leads into yet."""
+        """Read the frames that no entry covers yet."""
         position, sequence = self.entries[-1][:2] if self.entries else (begin, self._base)
         while end - position > STRIDE:
             found = walk(self._format, segment, position, sequence, position + STRIDE)
             position, sequence = found.size, found.sequence
             time = _frame_at(self._format, segment, position, sequence)
             if time is None or (self.entries and position <= self.entries[-1].position):
-                break  # damage, a frame larger than a stride, or the end: what lies behind is walked
+                break  # damage, a frame larger than a stride, or the end: later frames are passed one by one
             self.entries.append(Entry(position, sequence, time))
         if self._path is not None and len(self.entries) - self._stored >= WORTHWHILE:
             self._stored = len(self.entries)
-            with suppress(OSError):  # a hint that can't be kept
+            with suppress(OSError):  # a hint that can't be stored
                 store(self._path, self._base, self.entries)
 
 
@@ -124,7 +124,7 @@ def _time(sequence: int, timestamp: int, *_: object) -> int:
 
 
 def load(path: Path, base: int) -> list[Entry]:
-    """Return the entries in a file; none if it is no index of the segment at `base`, or can't be read."""
+    """Return the entries in a file; none if it isn't an index of the segment at `base`, or can't be read."""
     try:
         data = disk.read(path, LARGEST)
     except OSError:
@@ -142,7 +142,7 @@ def load(path: Path, base: int) -> list[Entry]:
 
 
 def store(path: Path, base: int, entries: list[Entry]) -> None:
-    """Write an index file, whole or not at all; it isn't flushed, since it can be made again."""
+    """Write an index file, whole or not at all; it isn't flushed, since it can be rebuilt."""
     body = b"".join(ENTRY.pack(entry) for entry in entries)
     with suppress(FileExistsError):
         system.port.make_directory(path.parent)

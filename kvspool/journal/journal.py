@@ -1,15 +1,15 @@
-"""The journal: a log without a bound, in a directory of segments, that any number of processes append to and read at once.
+"""The journal: an unbounded log, in a directory of segments, that any number of processes append to and read at once.
 
-**Durability.** When `append` returns, the record is in the page cache: it survives the death of any process. When `sync` returns, or an
-append with `durable=True`, it survives the death of the machine. A segment is on disk when the next one begins. The level "os" syncs at
-an interval, "disk" makes every append durable.
+**Durability.** When `append` returns, the record is in the page cache: it survives a crash of any process. When `sync` returns, or an
+append with `durable=True`, it survives a crash of the machine. A segment is on disk when the next one begins. The level "os" syncs at an
+interval, "disk" makes every append durable.
 
-**Recovery.** The first append after a crash looks at the last segment's frames and cuts what is torn; `torn` reports it. Opening and
-reading change nothing.
+**Recovery.** The first append after a crash checks the last segment's frames and cuts torn bytes; `torn` reports them. Opening and reading
+change nothing.
 
-**Retention.** Nothing goes by itself, unless the journal was given a `Retention`: then whoever begins a segment removes the oldest ones
-that its rules don't keep. `trim` does it by hand. Segments go whole. FFLG lets go of what every durable
-reader has committed by itself, as its program does; see `dropping`.
+**Retention.** Nothing is removed automatically, unless the journal has a `Retention`: then the writer that begins a segment removes the
+oldest ones that its rules don't keep. `trim` does it manually. Segments are removed whole. FFLG removes segments that every durable reader
+has committed automatically, as its program does; see `dropping`.
 """
 
 from __future__ import annotations
@@ -72,11 +72,11 @@ INDEXES = 64  # sparse indexes that a handle keeps
 
 
 class JournalStats(msgspec.Struct, frozen=True):
-    """What a journal holds at one moment.
+    """The contents of a journal at one moment.
 
-    segments, used: files, and the bytes that they take. first_sequence: of the oldest record; next_sequence: of the next one to be
-    appended. first_timestamp, last_timestamp: ns since the Unix epoch, 0 where that can't be known. synced_sequence: every record below
-    it is on disk. sync_error: errno of the first failed flush, 0 if there was none.
+    segments, used: files, and their size in bytes. first_sequence: of the oldest record; next_sequence: of the next one to be appended.
+    first_timestamp, last_timestamp: ns since the Unix epoch, 0 if unknown. synced_sequence: every record below it is on disk. sync_error:
+    errno of the first failed flush, 0 if there was none.
     """
 
     path: str
@@ -97,12 +97,12 @@ class JournalStats(msgspec.Struct, frozen=True):
 
     @property
     def capacity(self) -> int:
-        """Return 0: there is no bound."""
+        """Return 0: a journal is unbounded."""
         return 0
 
 
 class Journal(Log):
-    """A handle of a journal; see `Log` for what every log can do."""
+    """A handle of a journal; see `Log` for the capabilities of every log."""
 
     HELPERS = frozenset(
         """
@@ -130,7 +130,7 @@ class Journal(Log):
         self._codec = codec
         self._id = b""  # once it is known
         self._segments = Segments(path, format)
-        self._looking = threading.RLock()  # one thread at a time has segments of those open
+        self._looking = threading.RLock()  # one thread at a time uses those segments
         self._indexes: dict[int, Index] = {}
         self._appender: Appender | None = None
         self._tail: Tail | None = None  # of the appender, if an append to it needs no lock between threads
@@ -184,7 +184,7 @@ class Journal(Log):
         )[0]
 
     def _append_one(self, value: bytes, key: Any, type: int, codec: int, timeout: float) -> int:
-        """Append one record in one step as soon as no other writer is at work; see `Appender.append_one`."""
+        """Append one record in one step as soon as no other writer is appending; see `Appender.append_one`."""
         with self._thread_lock:
             appender = self._appender
             return SLOW if appender is None else appender.append_one(value, key, type, codec, timeout)
@@ -205,7 +205,7 @@ class Journal(Log):
         except TypeError:
             if not any(isinstance(key, str) for key in batch.keys or ()):
                 raise
-            batch = batch._replace(keys=encode_keys(batch.keys))  # apart, since most keys are bytes and nothing is looked at twice
+            batch = batch._replace(keys=encode_keys(batch.keys))  # separately, since most keys are bytes and nothing is checked twice
             self._check(batch)
         return batch
 
@@ -217,9 +217,10 @@ class Journal(Log):
         return [value for value, _ in encoded], bytes(codec for _, codec in encoded)
 
     def append_batch(self, batch: Batch, timeout: float | None = None, durable: bool = False, at: int | None = None) -> range:
-        """Append records that are encoded already, each with its own type and time if need be; see `append_many`.
+        """Append encoded records, each with its own type and time if given; see `append_many`.
 
-        at: the sequence that the first one must get; in the format kvj it may be later than the next one. Raises OutOfRange if it can't.
+        at: the required sequence of the first one; in the format kvj it may be later than the next one. Raises OutOfRange if it is
+        impossible.
         """
         self._check(batch)
         return self.append_prepared(batch, timeout, durable, at)
@@ -240,7 +241,7 @@ class Journal(Log):
         return self.append_prepared(self.prepare_columns(columns), timeout, durable, at)
 
     def prepare_columns(self, parts: list[JournalColumns], rows: memoryview | None = None) -> Rows:
-        """Return what `append_prepared` takes, checked: the given rows (int32 numbers; None: all) of each part."""
+        """Prepare and check a batch for `append_prepared`: the given rows (int32 numbers; None: all) of each part."""
         from kvspool.journal.columns import ColumnRows
 
         for part in parts:
@@ -259,15 +260,16 @@ class Journal(Log):
         return ColumnRows(parts, [rows] * len(parts))
 
     def append_records(self, records: Records, at: int, behind: int | None = None) -> range:
-        """Append what `journal.columns.Records` has laid out, in the format kvj; see `append_batch`. behind: as for `append_prepared`."""
+        """Append records laid out by `journal.columns.Records`, in the format kvj; see `append_batch`. behind: as for `append_prepared`."""
         self.format.check_columns(records)
         return self.append_prepared(records, at=at, behind=behind)
 
     def append_prepared(
         self, batch: Rows, timeout: float | None = None, durable: bool = False, at: int | None = None, behind: int | None = None
     ) -> range:
-        """Append a prepared batch under one lock; see `append_batch`. behind: the sequence that comes next, as far as the caller knows;
-        raises OutOfRange if it is another one, and nothing is written then."""
+        """Append a prepared batch under one lock; see `append_batch`. behind: the next sequence according to the caller; raises OutOfRange
+        if it is another one, and nothing is written then.
+        """
         timeout = self.timeout if timeout is None else timeout
         if not batch.rows:
             end = self.end()
@@ -275,7 +277,7 @@ class Journal(Log):
 
         def work(appender: Appender, page: Page) -> range:
             if behind is not None and page.next_sequence != behind:
-                raise OutOfRange(f"{self.path} goes on at sequence {page.next_sequence}, not at {behind}; nothing was written")
+                raise OutOfRange(f"{self.path} continues at sequence {page.next_sequence}, not at {behind}; nothing was written")
             return appender.append(batch, page, at)
 
         sequences = self.under_lock(timeout, work)
@@ -283,7 +285,7 @@ class Journal(Log):
         return sequences
 
     def _settle_durability(self, sequences: range, timeout: float, durable: bool) -> None:
-        """Do for what was appended what its durability asks for."""
+        """Apply the durability level to appended records."""
         if durable or self.durability == "disk":
             self._make_durable(sequences.start, sequences.stop, timeout)
         elif self.durability == "os":
@@ -305,7 +307,7 @@ class Journal(Log):
         return producing.JournalProducing(self)
 
     def _check(self, batch: Batch) -> None:
-        """Raise TypeError, ValueError or TooLarge for a batch that can't be appended as it is."""
+        """Raise TypeError, ValueError or TooLarge for an invalid batch."""
         for name, many in (("keys", batch.keys), ("types", batch.types), ("timestamps", batch.timestamps)):
             if many is not None and len(many) != len(batch.values):
                 raise ValueError(f"{len(many)} {name} for {len(batch.values)} values; there must be one for each")
@@ -338,18 +340,18 @@ class Journal(Log):
                 self._background = Background(self._flusher, self.sync_interval, self.timeout)
 
     def under_lock(self, timeout: float, work: Callable[[Appender, Page], T]) -> T:
-        """Return what `work` returns, called under the append lock with the end of the journal; see `Appender.under_lock`."""
+        """Return the result of `work`, called under the append lock with the end of the journal; see `Appender.under_lock`."""
         with self._thread_lock:
             appender = self._open_appender(timeout)
             return appender.under_lock(timeout, lambda page: work(appender, page))
 
     def locked(self, timeout: float, work: Callable[[], T]) -> T:
-        """Return what `work` returns, called under the append lock; see `Appender.locked`."""
+        """Return the result of `work`, called under the append lock; see `Appender.locked`."""
         with self._thread_lock:
             return self._open_appender(timeout).locked(timeout, work)
 
     def refuse_handler(self) -> None:
-        """Raise Reentered in a signal handler that came into an append of this handle and thread; see `Appender.refuse_handler`."""
+        """Raise Reentered in a signal handler that interrupted an append of this handle and thread; see `Appender.refuse_handler`."""
         appender = self._appender
         if appender is not None:
             appender.refuse_handler()
@@ -393,7 +395,7 @@ class Journal(Log):
 
     @property
     def torn(self) -> list[Torn]:
-        """Return what this handle had to cut from the end before it could append."""
+        """Return the bytes that this handle had to cut from the end before it could append."""
         return self._torn
 
     # Reading.
@@ -404,11 +406,11 @@ class Journal(Log):
         return self.cursor_from(self.place_seen(start, isolation), end, isolation)
 
     def end_of_read(self, isolation: Isolation) -> int:
-        """Return the sequence where a read of what is there now ends."""
+        """Return the sequence at which a read of the present records ends."""
         return self.readable_end() if check_isolation(isolation) == "appended" else self.extent(isolation)[1]
 
     def place_seen(self, start: Start, isolation: Isolation) -> Place:
-        """Return the place of a start; with the isolation "synced" the latest one is where the records on disk end."""
+        """Return the place of a start; with the isolation "synced" the latest one is the end of the records on disk."""
         return self.place(self.extent(isolation)[1] if start == "latest" and check_isolation(isolation) == "synced" else start)
 
     def cursor_from(self, place: Place, end: int | None, isolation: Isolation = "appended") -> Cursor:
@@ -426,7 +428,7 @@ class Journal(Log):
         end: int | None = None,
         isolation: Isolation = "appended",
     ) -> Cursor:
-        """Return a cursor at `start`, for who merges several logs; `bounded`: up to what is there now, or to sequence `end`."""
+        """Return a cursor at `start`, for merging several logs; `bounded`: up to the present end, or to sequence `end`."""
         found = self._cursor_at(start, bounded=bounded, end=end, isolation=isolation)
         with self._looking:
             self._segments.close()  # of many logs even one descriptor each would be too many
@@ -440,7 +442,7 @@ class Journal(Log):
     def closed(self) -> bool:
         return self._is_closed
 
-    # Places.
+    # Positions.
 
     def end(self) -> int:
         """Return the sequence that the next record will have."""
@@ -462,7 +464,9 @@ class Journal(Log):
                 self._segments.close()
 
     def readable_end(self) -> int:
-        """Return the sequence where a read of what is there now ends; no end where damage hides it, so that reading comes to the damage."""
+        """Return the sequence at which a read of the present records ends; no end if damage hides it, so that reading reaches the
+        damage.
+        """
         place, stop = self._end(self._bases())
         return LAST_SEQUENCE if stop in (DAMAGED, JUMPED) else place.sequence
 
@@ -474,8 +478,8 @@ class Journal(Log):
     def place(self, start: Start) -> Place:
         """Return the place of a start: "earliest", "latest", a sequence, or an aware datetime.
 
-        A sequence that was trimmed gives the oldest place, with that sequence expected: reading then reports the Gap. Raises OutOfRange
-        for a sequence that comes later than the next one, and for a time where records have none; ValueError for anything else.
+        A trimmed sequence gives the oldest place, with that sequence expected: reading then reports the Gap. Raises OutOfRange for a
+        sequence after the next one, and for a time if records have none; ValueError for anything else.
         """
         bases = self._bases()
         if start == "latest":
@@ -489,7 +493,7 @@ class Journal(Log):
         raise ValueError(f'start is a sequence, "earliest", "latest" or an aware datetime, not {start!r}')
 
     def clamped(self, sequence: int) -> int:
-        """Return a stored sequence, or the end if it lies behind that: the journal was cut, or taken from a backup."""
+        """Return a stored sequence, or the end if that is earlier: the journal was cut, or restored from a backup."""
         return min(sequence, self.end())
 
     def _place_of(self, sequence: int, bases: list[int]) -> Place:
@@ -504,9 +508,9 @@ class Journal(Log):
         if sequence == end.sequence:
             return end
         found = Place(base, 0, base)
-        with suppress(Corruption):  # of its header: reading passes over that
+        with suppress(Corruption):  # of its header: reading skips that
             found = self._seek(base, until=sequence) or found
-        there = -1 if found.sequence == sequence else found.sequence  # it stopped before that, at damage: reading will pass it
+        there = -1 if found.sequence == sequence else found.sequence  # it stopped earlier, at damage: reading will pass it
         return found._replace(sequence=sequence, there=there)
 
     def _place_of_time(self, time: datetime, bases: list[int]) -> Place:
@@ -518,14 +522,14 @@ class Journal(Log):
             return Place(bases[0], 0, bases[0])
         base = self._last_begun(before, bases)
         place = Place(base, 0, base)
-        with suppress(Corruption):  # of its header: reading passes over that
+        with suppress(Corruption):  # of its header: reading skips that
             place = self._seek(base, timestamp=before) or place
         return self._pass(place, before)[0]
 
     def _last_begun(self, before: int, bases: list[int]) -> int:
         """Return the last segment whose first timestamp isn't later than `before`; the first segment if there is none.
 
-        A segment without a timestamp is passed over to the left, once.
+        A segment without a timestamp is skipped to the left, once.
         """
         found, low, high = bases[0], 1, len(bases) - 1
         while low <= high:
@@ -541,16 +545,16 @@ class Journal(Log):
         return found
 
     def _pass(self, place: Place, before: int) -> tuple[Place, int | None]:
-        """Pass the records of a segment that aren't later than a time, and the damage before each of them.
+        """Skip the records of a segment that aren't later than a time, and the damage before each of them.
 
-        Return the place after them, and the timestamp of the record that follows in the segment, None if there is none.
+        Return the place after them, and the timestamp of the next record in the segment, None if there is none.
         """
         while (found := self._time_from(place)) is not None and found[0] <= before:
             place = self._walk_on(found[1], before)
         return place, None if found is None else found[0]
 
     def _walk_on(self, place: Place, before: int) -> Place:
-        """Return the place in the same segment after the records that follow and aren't later than a time."""
+        """Return the place in the same segment after the following records that aren't later than a time."""
         with self._looking:
             segment = self._segments.get(place.base)
             if segment is None:
@@ -575,7 +579,7 @@ class Journal(Log):
             return LAST_TIME if found is None else found
 
     def _first_sound_time(self, base: int) -> int | None:
-        """Return the first timestamp in a segment, of a record that is sound as a whole; None if no such record there has one."""
+        """Return the first timestamp in a segment, of a wholly sound record; None if no such record there has one."""
         time = LAST_TIME
         with suppress(Corruption):  # of an archive: reading reports it
             time = self._first_time(base, is_checked=True)
@@ -594,7 +598,7 @@ class Journal(Log):
             return times[0], Place(cursor.base, cursor.position, cursor.sequence)
 
     def _seek(self, base: int, until: int | None = None, timestamp: int | None = None) -> Place | None:
-        """Return the place of a sequence, or behind a time, in a segment; None if the segment is gone."""
+        """Return the place of a sequence, or after a time, in a segment; None if the segment was removed."""
         with self._looking:
             segment = self._segments.get(base)
             if segment is None:
@@ -610,7 +614,7 @@ class Journal(Log):
             return Place(base, found.size, found.sequence)
 
     def _index(self, base: int) -> Index:
-        """Return the index of a segment. Those of the segments that were looked at last are kept."""
+        """Return the index of a segment. Those of the last used segments are kept."""
         index = self._indexes.pop(base, None)
         if index is None:
             index = Index(self.format, base, self._segments.index_path(base))
@@ -620,8 +624,9 @@ class Journal(Log):
         return index
 
     def _end(self, bases: list[int]) -> tuple[Place, int]:
-        """Return the place behind the last record, as the writers say it, if the last segment agrees; otherwise as its frames do; and what
-        stands there: SHORT for a part of a frame, DAMAGED or JUMPED for what is none."""
+        """Return the place after the last record, according to the writers if the last segment agrees, otherwise according to its frames;
+        and the state of the bytes there: SHORT for a part of a frame, DAMAGED or JUMPED for others.
+        """
         with self._looking:
             page = page_file.look(self.format.lock_file(self.path))
             segment = self._segments.get(bases[-1])
@@ -632,8 +637,8 @@ class Journal(Log):
                 return Place(page.base, page.end, page.next_sequence), WHOLE
             begin, sequence = self._segments.begin_of(segment), segment.base
             if not begin and self.format.header_bytes:
-                return Place(segment.base, 0, segment.base), WHOLE  # it is being made
-            size = max(size, begin)  # the header may have come after the look at the size
+                return Place(segment.base, 0, segment.base), WHOLE  # it is being created
+            size = max(size, begin)  # the header may have been written after the size was read
             if page.base == segment.base and begin <= page.end <= size:
                 begin, sequence = page.end, page.next_sequence
             found = last_whole(self.format, segment, begin, sequence, size)
@@ -643,12 +648,12 @@ class Journal(Log):
             return Place(segment.base, found.size, found.sequence), found.stop
 
     def _word_before_restart(self) -> Page | None:
-        """Return what the writers said last, if the machine was restarted since: nobody has looked yet at what came to the disk."""
+        """Return the writers' last page from before a restart of the machine, if the segments were not checked since."""
         page = page_file.last_word(self.format.lock_file(self.path))
         return page if page.magic == page_file.MAGIC and page.boot != system.port.boot_id() else None
 
     def _until_recovered(self) -> int:
-        """Return up to where one may read: nothing that the next writer would cut."""
+        """Return the end of the readable records: none that the next writer would cut."""
         return LAST_SEQUENCE if self._word_before_restart() is None else self.end()
 
     def _synced(self) -> int:
@@ -663,7 +668,7 @@ class Journal(Log):
         try:
             bases = self._segments.bases()
         except FileNotFoundError:
-            raise LogNotFound(f"{self._segments.directory} is gone; was the journal deleted?") from None
+            raise LogNotFound(f"{self._segments.directory} does not exist; was the journal deleted?") from None
         if not bases:
             known = page_file.look(self.format.lock_file(self.path)).next_sequence
             return [max(known, self.format.first(self.path))]  # where the first writer will begin
@@ -676,16 +681,16 @@ class Journal(Log):
     # Durable readers.
 
     def settle(self, sequence: int) -> None:
-        """Put the records below a sequence on disk, for a reader that is about to commit it. Raises Poisoned."""
+        """Flush the records below a sequence, for a reader that is about to commit it. Raises Poisoned."""
         self._flusher.settle(sequence)
 
     def committed(self) -> None:
-        """Let go of what every durable reader has committed, where the format does so by itself. Never raises."""
+        """Remove segments that every durable reader has committed, if the format does so automatically. Never raises."""
         if self.format.trims_consumed:
             drop_consumed(self)
 
     def segment_of(self, sequence: int) -> Segment | None:
-        """Return the segment that a sequence belongs into, open, for the caller to close; None if it is gone."""
+        """Return the open segment of a sequence, for the caller to close; None if it was removed."""
         segments = Segments(self.path, self.format)
         base = segments.holding(sequence, segments.bases())
         with suppress(FileNotFoundError):
@@ -715,7 +720,7 @@ class Journal(Log):
         return found
 
     def lag(self, sequence: int) -> Lag:
-        """Return how far a sequence is behind the end."""
+        """Return the lag of a sequence."""
         first, end = self.extent()
         begin = max(first, sequence)
         if begin >= end:
@@ -728,7 +733,7 @@ class Journal(Log):
         return Lag(end - begin, max(0, size - place.position), age)
 
     def consumers(self) -> list[Consumer]:
-        """Return the places of all durable readers, and how many records each is behind the end."""
+        """Return the positions of all durable readers, and their lags in records."""
         end = self.end()
         found = []
         for name in self.offsets.names():
@@ -744,8 +749,8 @@ class Journal(Log):
     def delete_reader(self, name: str | int) -> None:
         self.check_open()
         if not isinstance(name, str):
-            raise ValueError(f"{self.path} is a journal: its readers have no slots; {name!r} is no reader's name")
-        with suppress(Corruption):  # one whose place can't be read can be deleted all the same
+            raise ValueError(f"{self.path} is a journal: its readers have no slots; {name!r} is not a reader's name")
+        with suppress(Corruption):  # one with an unreadable position can be deleted nevertheless
             if self.offsets.load(name) is None:
                 raise NoSuchReader(f"{self.path} has no reader {name!r}")
         lease = self.offsets.take(name)
@@ -781,7 +786,7 @@ class Journal(Log):
         return self._bases()[0]
 
     def records_from(self, sequence: int) -> int:
-        """Return how many records there are from a sequence on, as far as the numbers tell."""
+        """Return the number of records from a sequence on, according to the numbers."""
         try:
             return max(0, self.end() - max(sequence, self.first()))
         finally:
@@ -789,7 +794,7 @@ class Journal(Log):
                 self._segments.close()
 
     def segments_apart(self) -> Segments:
-        """Return the directory of the segments with descriptors of its own."""
+        """Return the directory of the segments with its own descriptors."""
         return Segments(self.path, self.format)
 
     # Damage.
@@ -833,25 +838,25 @@ class Journal(Log):
         timeout = self.timeout if timeout is None else timeout
         return archiving.unarchive(self, before, older_than, timeout, progress, dry_run=dry_run)
 
-    # The rest.
+    # Other methods.
 
     @property
     def log_id(self) -> bytes:
-        """Return the 16 random bytes that tell this journal from every other one; none for one that was made without; see `ensure_log_id`.
+        """Return the 16 random bytes that identify this journal; none if it was created without; see `ensure_log_id`.
 
-        It keeps them whatever becomes of its records. A copy of its directory has them too. Raises Corruption for damaged settings.
+        They don't depend on its records. A copy of its directory has them, too. Raises Corruption for damaged settings.
         """
         if not self._id:
             self._id = self.read_log_id()
         return self._id
 
     def read_log_id(self) -> bytes:
-        """Return the `log_id` of what lies under the path now: another one if the journal was replaced since it was opened."""
+        """Return the `log_id` of the journal now at the path: another one if the journal was replaced since it was opened."""
         found = settings.load(self.format.sidecar(self.path))
         return b"" if found is None else bytes.fromhex(found.id)
 
     def ensure_log_id(self, timeout: float | None = None) -> bytes:
-        """Return `log_id`; a journal that has none gets one, on disk when this returns.
+        """Return `log_id`; a journal without one gets one, on disk when this returns.
 
         timeout: seconds to wait for the lock. Raises LockTimeout, Corruption, Poisoned, Closed, or the system's OSError.
         """
@@ -860,12 +865,12 @@ class Journal(Log):
         return self.log_id
 
     def _begin_id(self, *_: object) -> None:
-        """Under the append lock: give a journal without an id one."""
-        if not self.log_id:  # another handle may have been quicker
+        """Under the append lock: create the id of a journal without one."""
+        if not self.log_id:  # another handle may have been faster
             self._change_settings(id=settings.new_id())
 
     def _change_settings(self, **changes: Any) -> None:
-        """Under the append lock: store the settings, those of a journal that has none too, with other fields; on disk."""
+        """Under the append lock: store the settings with changed fields, also for a journal without settings; on disk."""
         directory = self.format.sidecar(self.path)
         found = settings.load(directory)
         if found is None:
@@ -896,19 +901,19 @@ class Journal(Log):
         )
 
     def latest_time(self) -> int:
-        """Return the latest timestamp, NO_TIME if no record has one: none is appended with an earlier one. Takes the append lock."""
+        """Return the latest timestamp, NO_TIME if no record has one; later records get no earlier one. Takes the append lock."""
         return self.under_lock(self.timeout, lambda _, page: page.last_timestamp)
 
     def _shown(self, timestamp: int) -> int:
         return 0 if timestamp in (NO_TIME, LAST_TIME) else timestamp
 
     def mode(self) -> int:
-        """Return the permission bits of new files: those of the directory, without the right to search."""
+        """Return the permission bits of new files: those of the directory, without the search permission."""
         status = system.port.look_up(self._segments.directory)
         return 0o600 if status is None else 0o600 | (status.st_mode & 0o066)
 
     def forked(self) -> None:
-        """Let go, in a forked child, of what is the parent's."""
+        """Release the parent's state in a forked child."""
         self._thread_lock, self._looking = threading.RLock(), threading.RLock()
         appender, self._appender = self._appender, None
         self._tail = None

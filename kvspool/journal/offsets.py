@@ -1,7 +1,7 @@
-"""Where the durable readers of a journal stand: a number for each name, and a lock for whoever has it open.
+"""The positions of a journal's durable readers: a number for each name, and a lock while it is open.
 
-A number is the sequence of the next record that the reader will read. It is replaced whole, by a temporary file that is flushed and
-renamed: after a crash it is the old one or the new one.
+A number is the sequence of the reader's next record. It is replaced whole, by a temporary file that is flushed and renamed: after a crash
+it is the old one or the new one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NAME = re.compile(r"[A-Za-z0-9_@][A-Za-z0-9_@.-]*")
 
 
 def check_name(name: str) -> str:
-    """Return a reader's name. Raises ValueError for one that must not become a part of a path."""
+    """Return a reader's name. Raises ValueError for one that must not become part of a path."""
     if not _NAME.fullmatch(name) or len(name) > LONGEST_NAME:
         raise ValueError(
             f"a reader's name is up to {LONGEST_NAME} letters, digits and _ @ . -, and doesn't begin with . or -; not {name!r}"
@@ -32,17 +32,17 @@ def check_name(name: str) -> str:
 
 
 def moved(name: str, sequence: int) -> str:
-    """Say what `store` did, for NameNotDurable."""
+    """Describe `store`, for NameNotDurable."""
     return f"the reader {name!r} was moved to sequence {sequence}"
 
 
 def deleted(name: str) -> str:
-    """Say what `remove` did, for NameNotDurable."""
+    """Describe `remove`, for NameNotDurable."""
     return f"the reader {name!r} was deleted"
 
 
 class Lease(Handle):
-    """A name, taken: nobody else has it open until `close`, or until this process dies."""
+    """The lock of a name: no other process has it open until `close`, or until this process ends."""
 
     def __init__(self, path: Path, mode: int, name: str) -> None:
         """Take the file's lock. Raises ReaderBusy."""
@@ -54,20 +54,20 @@ class Lease(Handle):
         forks.register(self)
 
     def forked(self) -> None:
-        """Let go, in a forked child: otherwise it would keep the name taken when its parent is gone."""
+        """Close it in a forked child: otherwise the child would keep the name locked after its parent has ended."""
         self.close()
 
     def close(self) -> None:
-        """Give the name back. A forked child only lets go of the descriptor: the lock is its parent's."""
+        """Release the name. A forked child only closes the descriptor: the lock is its parent's."""
         locks.give_back_file(self._file, self._process)
 
     def __del__(self) -> None:
-        if hasattr(self, "_file"):  # otherwise `__init__` did not come so far as to open it
+        if hasattr(self, "_file"):  # otherwise `__init__` failed before it opened it
             self.close()
 
     @property
     def is_closed(self) -> bool:
-        """Return whether the name was given back, or is the parent's in a forked child."""
+        """Return whether the name was released, or is the parent's in a forked child."""
         return self._file.is_closed
 
 
@@ -80,18 +80,18 @@ class Offsets(ABC):
 
     @abstractmethod
     def load(self, name: str) -> int | None:
-        """Return where a reader stands; None if there is none of that name. Raises Corruption."""
+        """Return a reader's position; None if there is no such reader. Raises Corruption."""
 
     @abstractmethod
     def store(self, name: str, sequence: int) -> None:
-        """Let a reader stand at a sequence; on disk when it returns."""
+        """Set a reader's position; on disk when it returns."""
 
     @abstractmethod
     def remove(self, name: str) -> None:
-        """Forget a reader. Raises NoSuchReader."""
+        """Delete a reader. Raises NoSuchReader."""
 
     def slowest(self) -> int | None:
-        """Return the lowest sequence at which a reader stands; None if there is none. Raises Corruption if one's place can't be read."""
+        """Return the lowest position of a reader; None if there is none. Raises Corruption if one is unreadable."""
         places = [self.load(name) for name in self.names()]
         return min((place for place in places if place is not None), default=None)
 
@@ -101,11 +101,11 @@ class Offsets(ABC):
 
     @abstractmethod
     def updated(self, name: str) -> int:
-        """Return when a reader's place was stored last, ns since the Unix epoch; 0 where that isn't known."""
+        """Return when a reader's position was last stored, ns since the Unix epoch; 0 if unknown."""
 
 
 class OffsetFiles(Offsets):
-    """A file of 8 bytes for each reader, big-endian, and one for its lock: sej's `ofs` directory. The program of sej understands it."""
+    """A file of 8 bytes for each reader, big-endian, and one for its lock: sej's `ofs` directory, which the program of sej reads, too."""
 
     def __init__(self, directory: Path, mode: int = 0o600) -> None:
         self.directory = directory
@@ -127,7 +127,7 @@ class OffsetFiles(Offsets):
             return None
         if len(data) != 8:
             raise Corruption(
-                f"{path} has not 8 bytes but {len(data)}{'' if len(data) < 9 else ' or more'}; delete the reader, or restore the file"
+                f"{path} doesn't have 8 bytes but {len(data)}{'' if len(data) < 9 else ' or more'}; delete the reader, or restore the file"
             )
         return int.from_bytes(data, "big")
 

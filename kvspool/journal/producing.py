@@ -1,4 +1,4 @@
-"""What producers need of a journal; see `kvspool.producers`."""
+"""The interface of a journal for producers; see `kvspool.producers`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class Place(NamedTuple):
-    """Where the ledger of a journal lies, and its word `pending`; for who holds the append lock."""
+    """The ledger's location and the word `pending` of a journal, for the owner of the append lock."""
 
     directory: Path
     log_id: bytes
@@ -98,10 +98,10 @@ class ProducingJournal(Protocol):
 
 
 class JournalProducing(Handle):
-    """One journal, as its producers see it."""
+    """One journal, as its producers use it."""
 
     def __init__(self, log: ProducingJournal) -> None:
-        """Raises Unsupported for a format that has no room for it."""
+        """Raises Unsupported for a format without producers."""
         if not log.format.has_producers:
             raise Unsupported(log.kind, "producers", CAPABILITIES["producers"])
         self._log = log
@@ -138,7 +138,7 @@ class JournalProducing(Handle):
         return self._log.under_lock(timeout, lambda appender, page: change(self.place(appender.control), page.next_sequence))
 
     def place(self, control: Control) -> Place:
-        """Return where an account is kept, for who holds the append lock."""
+        """Return the location of an account, for the owner of the append lock."""
         return Place(self.path, self._log.log_id, self._log.mode(), control)
 
     def ledger(self) -> Ledger | None:

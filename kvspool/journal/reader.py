@@ -1,4 +1,4 @@
-"""A durable reader of a journal: a place with a name, exclusive while it is open, that is resumed where it was committed."""
+"""A durable reader of a journal: a named position, locked while it is open, and resumed at its last commit."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 
 
 class Consumer(msgspec.Struct, frozen=True):
-    """One durable reader of a journal. sequence: of the record it reads next; lag: records from there to the end; problem: why it can't
-    be read."""
+    """A durable reader of a journal.
+
+    sequence: of its next record; lag: records from there to the end; problem: why its position can't be read.
+    """
 
     name: str
     sequence: int | None
@@ -59,7 +61,7 @@ class ReadableJournal(Protocol):
 
 
 class JournalReader(Reader):
-    """A durable reader of a journal: its name is locked while it is open, and `commit` puts its place on disk."""
+    """A durable reader of a journal: its name is locked while it is open, and `commit` stores its position on disk."""
 
     def __init__(self, journal: ReadableJournal, name: str, start: Start, isolation: Isolation, lease: Lease) -> None:
         self.name = name
@@ -70,11 +72,11 @@ class JournalReader(Reader):
         self._offsets = journal.offsets
         stored = self._offsets.load(name)
         place = journal.place_seen(start, isolation) if stored is None else journal.place(journal.clamped(stored))
-        is_ahead = stored is not None and stored > place.sequence == journal.readable_end()  # of what was cut, or came from a backup
+        is_ahead = stored is not None and stored > place.sequence == journal.readable_end()  # cut, or restored from a backup
         self._sequence = place.sequence if stored is None or is_ahead else stored
         self._committed = stored
         if stored is None or is_ahead:
-            self.commit()  # before others get the numbers that we had passed
+            self.commit()  # before others reuse the numbers that we had passed
         forks.register(self)
 
     # Reading.
@@ -105,7 +107,7 @@ class JournalReader(Reader):
     def commit(self) -> int:
         self._check_open()
         if self._committed != self._sequence:
-            self._journal.settle(self._sequence)  # or a crash of the machine would leave us ahead of what is there
+            self._journal.settle(self._sequence)  # or a crash of the machine would leave us ahead of the journal
             self._offsets.store(self.name, self._sequence)
             self._committed = self._sequence
             self._journal.committed()
@@ -130,14 +132,14 @@ class JournalReader(Reader):
         return self._journal.lag(self._sequence)
 
     def cursor(self, end: int | None) -> Cursor:
-        """Return a cursor at the reader's place, up to the sequence `end`; None: whatever is there."""
+        """Return a cursor at the reader's position, up to the sequence `end`; None: up to the present end."""
         self._check_open()
         return self._journal.cursor_from(self._place(), end, self.isolation)
 
     def _place(self) -> Place:
         return self._journal.place(self._journal.clamped(self._sequence))
 
-    # Open and closed.
+    # Opening and closing.
 
     @property
     def closed(self) -> bool:
@@ -165,10 +167,10 @@ class JournalReader(Reader):
 
 
 class _Moving(Reading):
-    """An iteration that moves its reader with each item, and goes on at the reader's place, also if another iteration has moved it."""
+    """An iteration that moves its reader with each item, and continues at the reader's position, also if another iteration has moved it."""
 
     _owner: JournalReader
-    _next: int  # the reader's place after the last item, while nothing else moves it
+    _next: int  # the reader's position after the last item, while nothing else moves it
 
     def _belong_to(self, owner: JournalReader) -> None:
         self._owner = owner
@@ -183,7 +185,7 @@ class _Moving(Reading):
         if not is_in_step and not self.is_over:
             self._begin_afresh()
             is_in_step = True
-        self._next = -1  # interrupted from here on, it goes on at the reader's place: copied records count as not handed out
+        self._next = -1  # if interrupted from here on, it continues at the reader's position: prefetched records count as not returned
         try:
             item = self._batch.take(self._refill)
         except (GapError, StopIteration):
@@ -204,7 +206,7 @@ class _Moving(Reading):
         return sequence if end is None else min(sequence, end)
 
     def _begin_afresh(self) -> None:
-        """Go on where the reader is now."""
+        """Continue at the reader's present position."""
         before = self.cursor
         self._batch.rise()
         self._batch.clear()
@@ -214,7 +216,7 @@ class _Moving(Reading):
 
 
 class _Taking(_Moving):
-    """The records that are there now, up to `end`; None: that are there at each call."""
+    """The present records, up to `end`; None: those present at each call."""
 
     def __init__(self, owner: JournalReader, limit: int | None, on_gap: OnGap, end: int | None) -> None:
         super().__init__(owner.cursor(end), limit, on_gap)
@@ -222,7 +224,7 @@ class _Taking(_Moving):
 
 
 class _Waiting(_Moving, Following):
-    """The records that are there, and those that come."""
+    """The present records, and new ones."""
 
     def __init__(self, owner: JournalReader, limit: int | None, on_gap: OnGap, timeout: float | None, spin: float) -> None:
         Following.__init__(self, owner.cursor(None), limit, on_gap, check_timeout(timeout), spin=spin)

@@ -1,22 +1,22 @@
-"""Put a journal in order on a person's word: damaged segments, and a flush that failed.
+"""Repair a journal on an operator's request: damaged segments, and a failed flush.
 
-**What it does**, under the locks of the writers, who wait meanwhile; readers go on:
+**Repairs**, under the locks of the writers, which wait meanwhile; readers continue:
 
 | found | done |
 |---|---|
-| what is no frame at the end | cut off |
-| what is no frame in the midst of a segment, sound frames behind it | it is taken out; those frames become a segment of their own |
-| the same, and nobody can tell where a frame begins again | the rest of that segment is taken out |
-| a damaged frame whose place and size are known all the same | stays: readers get its Gap |
-| a header that is damaged, sound frames behind it | written anew |
-| numbers at the end that were given out, and are not there | are not given out again, where the format lets a segment begin anywhere |
-| a flush that failed | each segment that it may concern is copied to new blocks, and on disk before the journal takes records again |
+| bytes that are no frame, at the end | cut off |
+| the same within a segment, followed by sound frames | removed; those frames become a separate segment |
+| the same, without a known next frame | the rest of that segment is removed |
+| a damaged frame of known position and size | stays: readers get its Gap |
+| a damaged header, followed by sound frames | rewritten |
+| numbers at the end that were assigned, without records | never assigned again, if the format lets a segment begin anywhere |
+| a failed flush | each affected segment is copied to new blocks, and on disk before the journal takes records again |
 
-**Nothing is lost.** Every byte that is taken out lies in a file of its own before it goes: `SEGMENT.removed-POSITION` in the directory
-where our settings lie. Sequences stay what they are. Readers get a Gap for what is gone.
+**Nothing is lost.** Removed bytes are first stored in a separate file: `SEGMENT.removed-POSITION` in the directory of kvspool's settings.
+Sequences stay the same. Readers get a Gap for removed records.
 
-**Killed at any step** it leaves a journal that the next repair puts in order: the writers' page is made void first, so that whoever
-appends in between looks at the segments; new segments are there, whole, before what they hold is cut from the old one.
+**Killed at any step** it leaves a journal that the next repair fixes: the writers' page is invalidated first, so that writers in between
+check the segments. New segments exist, whole, before their content is cut from the old one.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ CHUNK = 1 << 20  # bytes copied at once
 
 
 class Removed(msgspec.Struct, frozen=True):
-    """What was taken out of a segment. sequence: of the record that should begin there; kept: path of the file that holds the bytes."""
+    """Bytes removed from a segment. sequence: of the record that should begin there; kept: path of the file that contains the bytes."""
 
     segment: str
     position: int
@@ -58,11 +58,11 @@ class Removed(msgspec.Struct, frozen=True):
 
 
 class JournalRepairReport(msgspec.Struct, frozen=True):
-    """What a repair did.
+    """The result of a repair.
 
-    sync_error: errno of the flush that had failed, 0 if none had. removed: what was taken out. begun: the first sequences of segments that
-    were made for what lay behind damage, or for what comes behind numbers that are lost. headers: segments whose header was made anew.
-    written_anew: segments copied because of the flush. verify: what was found afterwards.
+    sync_error: errno of the failed flush, 0 if none had failed. removed: the removed bytes. begun: the first sequences of segments created
+    for frames after damage, or for records after lost numbers. headers: segments whose header was rewritten. written_anew: segments copied
+    because of the flush. verify: the state afterwards.
     """
 
     path: str
@@ -86,7 +86,7 @@ def repair_journal(journal: JournalHandle, mode: int, timeout: float) -> Journal
 
 @contextmanager
 def _shut(journal: JournalHandle, mode: int, timeout: float) -> Iterator[Control]:
-    """Keep all writers out inside the `with` block, those of other programs too."""
+    """Keep all writers out during the `with` block, also those of other programs."""
     control = Control(journal.format.lock_file(journal.path), mode)
     try:
         control.enter(timeout)
@@ -132,10 +132,10 @@ class _Repair:
     # One segment.
 
     def _mend(self, base: int, until: int | None) -> None:
-        """Leave nothing in a segment but sound frames back to back, and damaged ones whose size is known."""
+        """Reduce a segment to consecutive sound frames, and damaged ones of known size."""
         path = self.segments.path_of(base)
         if path.suffix == ARCHIVE:
-            return  # never written to: what is damaged in it is a Gap already, and what isn't is kept
+            return  # never written to: damage in it is a Gap already, and the rest is kept
         segment = Segment(path, base, is_writable=True)
         try:
             self._mend_header(segment)
@@ -152,8 +152,9 @@ class _Repair:
             segment.close()
 
     def _cut(self, found: Examined, size: int, *, is_last: bool) -> tuple[int, int] | None:
-        """Return where a segment has to end, and before which sequence; None if it is in order. Damaged frames of known size stay where
-        sound ones, or segments, follow them."""
+        """Return where a segment has to end, and before which sequence; None if it is sound. Damaged frames of known size stay if sound
+        ones, or segments, follow them.
+        """
         sound = max((run.end for run in found.runs), default=0) if is_last else size
         for place in found.damaged:
             told = self.format.behind_damage(place.position, place.first) if place.position < sound else None
@@ -162,7 +163,7 @@ class _Repair:
         return (found.position, found.sequence) if found.torn else None
 
     def _mend_header(self, segment: Segment) -> None:
-        """Write a header anew that is damaged or not all there; frames that are sound behind it stay, anything else goes aside."""
+        """Rewrite a damaged or incomplete header; sound frames after it stay, other bytes are set aside."""
         header = self.format.header(segment.base)
         if not header:
             return
@@ -180,7 +181,7 @@ class _Repair:
         self.headers.append(segment.base)
 
     def _split(self, segment: Segment, runs: list[Run]) -> list[Run]:
-        """Make a segment of each run, the last one first; return those that could become one."""
+        """Create a segment of each run, the last one first; return the runs for which that was possible."""
         made = []
         for run in reversed(runs):
             if self.format.name_of(run.first) is not None and not self.segments.exists(run.first) and self._make(segment, run):
@@ -189,7 +190,7 @@ class _Repair:
         return made[::-1]
 
     def _make(self, source: Segment, run: Run) -> bool:
-        """Make a segment, on disk, of some frames of another one; False if they mean nothing there."""
+        """Create a segment, on disk, from some frames of another one; False if they would be invalid there."""
         header = self.format.header(run.first)
         temporary = self._copied(source, run.begin, run.end, header)
         copy = Segment(temporary, run.first)
@@ -207,17 +208,17 @@ class _Repair:
         system.port.rename(temporary, path)
         disk.flush_directory(path.parent)
 
-    # What is taken out.
+    # Removed bytes.
 
     def _keep_between(self, segment: Segment, position: int, sequence: int, runs: list[Run], size: int) -> None:
-        """Keep what lies behind `position` and in none of the runs."""
+        """Keep the bytes after `position` that are in none of the runs."""
         for run in runs:
             self._keep(segment, position, sequence, run.begin - position)
             position, sequence = run.end, run.next
         self._keep(segment, position, sequence, size - position)
 
     def _keep(self, segment: Segment, position: int, sequence: int, size: int) -> None:
-        """Put some bytes of a segment into a file of their own, on disk."""
+        """Copy some bytes of a segment to a separate file, on disk."""
         if size <= 0:
             return
         temporary = self._copied(segment, position, position + size)
@@ -233,7 +234,7 @@ class _Repair:
         return self.format.sidecar(self.journal.path) / name
 
     def _copied(self, source: Segment, begin: int, end: int, header: bytes = b"") -> Path:
-        """Return a new file beside the segments, on disk, with a header and some bytes of a segment; removed if that fails."""
+        """Return a new file next to the segments, on disk, with a header and some bytes of a segment; removed if that fails."""
         path = self._beside("kvspool.repair.tmp")
         file = Descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, self.mode)
         try:
@@ -248,11 +249,12 @@ class _Repair:
             raise
         return path
 
-    # All of it.
+    # The whole journal.
 
     def _write_anew(self) -> None:
-        """Copy every segment that holds a record which may not be on disk. A page of the cache that couldn't be written counts as written:
-        only new ones are sure to go to the disk."""
+        """Copy every segment with a record that may not be on disk. A page of the cache that couldn't be written counts as written: only
+        new ones are sure to be written.
+        """
         bases = self.journal.bases()
         first = self.segments.holding(self.page.synced_sequence, bases)
         for base in bases:
@@ -263,13 +265,13 @@ class _Repair:
             try:
                 self._put(self._copied(segment, 0, segment.size()), path)
             except OSError as error:
-                raise Poisoned(f"{path}: it could not be written anew ({error}); the journal still takes no records") from error
+                raise Poisoned(f"{path}: it could not be rewritten ({error}); the journal still takes no records") from error
             finally:
                 segment.close()
             self.written_anew += 1
 
     def _finish(self) -> None:
-        """Say where the journal ends, when all of it is on disk."""
+        """Store the end of the journal, after all of it is on disk."""
         base = self.journal.bases()[-1]
         segment = Segment(self.segments.path_of(base), base, is_writable=True)
         try:
@@ -288,7 +290,7 @@ class _Repair:
         self.control.write(Page(MAGIC, self.control.boot_id, base, end, sequence, *known, *self.control.holder, 0))
 
     def _begin(self, base: int, source: Segment) -> int:
-        """Make an empty segment, so that numbers which were given out are not given out again; returns where it ends."""
+        """Create an empty segment, so that assigned numbers are not assigned again; return its end."""
         header = self.format.header(base)
         self._put(self._copied(source, 0, 0, header), self.segments.path_of(base))
         self.begun.append(base)

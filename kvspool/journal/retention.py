@@ -1,8 +1,8 @@
-"""What a journal keeps: rules that say which of the oldest segments go.
+"""The retention of a journal: rules for the removal of its oldest segments.
 
-A segment goes if one of the *limits* wants it to (`max_bytes`, `max_age`, `by_consumers`, or `before` of a trim by hand), nothing holds it
-back, and no older one stays. Two things hold it back: the *floor*, always; and a durable reader that has yet to read a record of it, unless
-`force` is set. A reader that `force` passes gets an exact Gap, and the report of the trim names it.
+A segment is removed if one of the *limits* says so (`max_bytes`, `max_age`, `by_consumers`, or `before` of a manual trim), nothing keeps
+it, and no older one stays. Two things keep it: the *floor*, always; and a durable reader that has yet to read a record of it, unless
+`force` is set. A reader overtaken because of `force` gets an exact Gap, and the report of the trim names it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
 
 class Floor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """What stays whatever the limits say. sequence: every record from it on. bytes, records, segments: at least so many of the newest.
-    All that are given hold."""
+    """The records to keep whatever the limits say.
+
+    sequence: every record from it on. bytes, records, segments: at least so many of the newest. All given ones hold.
+    """
 
     sequence: int | None = None
     bytes: int | None = None
@@ -33,7 +35,7 @@ class Floor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
                 raise ValueError(f"a floor's {name} is not negative: {getattr(self, name)}")
 
     def forbids(self, sequence: int, segments: int, records: int, size: int) -> str:
-        """Return why it may not be that a journal begins at `sequence` and holds so much, in words; nothing if it may."""
+        """Return why a journal may not begin at `sequence` with this content, in words; nothing if it may."""
         if self.sequence is not None and sequence > self.sequence:
             return f"the floor keeps all from sequence {self.sequence} on"
         if self.segments is not None and segments < self.segments:
@@ -46,12 +48,12 @@ class Floor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
 
 class Retention(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """Rules for what goes; see the module.
+    """Rules for the removal; see the module.
 
-    max_bytes: of all segments together. max_age: seconds since the newest record of a segment was appended; where the end of the segment
-    doesn't tell that, since its file was last written. by_consumers: what every durable reader has committed goes; with no reader nothing
-    does. floor: what stays in any case; a number is a sequence. force: `max_bytes`, `max_age` and a trim by hand don't wait for durable
-    readers.
+    max_bytes: of all segments together. max_age: seconds since the newest record of a segment was appended; if the end of the segment
+    doesn't give that, since the last write to its file. by_consumers: remove records that every durable reader has committed; none without
+    a reader. floor: the records to keep in any case; a number is a sequence. force: `max_bytes`, `max_age` and a manual trim don't wait for
+    durable readers.
     """
 
     max_bytes: int | None = None
@@ -70,7 +72,7 @@ class Retention(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
     @property
     def has_limit(self) -> bool:
-        """Return whether any rule could want a segment to go."""
+        """Return whether any rule could remove a segment."""
         return self.max_bytes is not None or self.max_age is not None or self.by_consumers
 
     def floors(self) -> Floor:
@@ -78,7 +80,7 @@ class Retention(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
         return Floor(sequence=self.floor) if isinstance(self.floor, int) else self.floor or Floor()
 
     def plan(self, journal: JournalHandle) -> TrimPlan:
-        """Return what these rules would do to a journal now. Takes no lock, and changes nothing."""
+        """Return the effect of these rules on a journal now. Takes no lock, and changes nothing."""
         from kvspool.journal import trim
 
         return trim.plan(journal, self)

@@ -1,10 +1,10 @@
-"""The seekable format of zstd: a file cut into blocks that are compressed one by one, and a table at the end that says where each lies.
+"""The seekable format of zstd: a file cut into blocks that are compressed separately, with a table of their positions at the end.
 
-It is described beside zstd itself (contrib/seekable_format, version 0.1.0): frames back to back, then the table in a frame that decoders
-skip, so that any of them gives the whole file back. Each of our frames says how long its content is and ends with a checksum of it, the
-lower 32 bits of XXH64, which the table repeats; a file whose frames don't is none of ours.
+It is specified together with zstd (contrib/seekable_format, version 0.1.0): consecutive frames, then the table in a skippable frame, so
+that any decoder restores the whole file. kvspool's frames also contain the size and a checksum of their content, the lower 32 bits of
+XXH64, which the table repeats. Files whose frames don't are refused.
 
-Nothing in such a file is believed: the table is as long as it says before it is read, and a block's length is known, and bounded, before
+Nothing in such a file is trusted: the size of the table is checked before it is read, and the size of a block is known, and bounded, before
 it is decompressed.
 """
 
@@ -21,9 +21,9 @@ from kvspool.engine.layout import Layout
 from kvspool.errors import Corruption, MissingExtra, TooLarge
 from kvspool.system.descriptor import Descriptor
 
-BLOCK = 1 << 20  # bytes that are compressed together
-LARGEST_BLOCK = 1 << 22  # bytes of a block that is read
-LARGEST_FRAME = LARGEST_BLOCK + LARGEST_BLOCK // 64  # bytes that one is compressed to: a little more where it can't be made smaller
+BLOCK = 1 << 20  # bytes compressed together
+LARGEST_BLOCK = 1 << 22  # largest block that is read, in bytes
+LARGEST_FRAME = LARGEST_BLOCK + LARGEST_BLOCK // 64  # largest compressed size: slightly more if a block is not compressible
 LARGEST_PIECE = 1 << 17  # bytes that zstd compresses as one piece of a frame
 LARGEST_TABLE = 1 << 20  # bytes: 87,381 blocks
 SKIPPABLE, SEEKABLE = 0x184D2A5E, 0x8F92EAB1
@@ -31,7 +31,7 @@ HAS_CHECKSUMS, UNUSED_BITS = 0x80, 0x03
 
 
 class Head(NamedTuple):
-    """What stands in front of the table: the head of a skippable frame."""
+    """The head of a skippable frame, before the table."""
 
     magic: Annotated[int, "I", "0x184D2A5E"]
     size: Annotated[int, "I", "bytes that follow up to the end of the file"]
@@ -68,7 +68,7 @@ def library() -> ModuleType:
 
 
 def compressed(read: Callable[[int, int], bytes], size: int, level: int) -> Iterator[bytes]:
-    """Yield the pieces of the file that holds `size` bytes of what `read(at, size)` returns. Raises TooLarge, MissingExtra."""
+    """Yield the pieces of a compressed file with the `size` bytes that `read(at, size)` returns. Raises TooLarge, MissingExtra."""
     if -(-size // BLOCK) * ENTRY.size > LARGEST_TABLE:
         raise TooLarge(f"{size} bytes are more than {LARGEST_TABLE // ENTRY.size * BLOCK}, the most that is archived as one file")
     compressor = library().ZstdCompressor(level=level, write_checksum=True, write_content_size=True)
@@ -82,19 +82,19 @@ def compressed(read: Callable[[int, int], bytes], size: int, level: int) -> Iter
 
 
 def packed(entries: list[Entry]) -> bytes:
-    """Return the bytes of a table, the skippable frame around it included."""
+    """Return the bytes of a table, including the skippable frame around it."""
     body = b"".join(map(ENTRY.pack, entries))
     return HEAD.pack(Head(SKIPPABLE, len(body) + FOOTER.size)) + body + FOOTER.pack(Footer(len(entries), HAS_CHECKSUMS, SEEKABLE))
 
 
 def table_of(fd: int) -> list[Entry]:
-    """Return the table of an open file. Raises Corruption for one that can't be true."""
+    """Return the table of an open file. Raises Corruption for an impossible one."""
     end = system.port.status(fd).st_size
     footer = FOOTER.unpack(_read(fd, FOOTER.size, end - FOOTER.size))
     length = footer.blocks * ENTRY.size
     begin = end - FOOTER.size - length - HEAD.size
     if footer.magic != SEEKABLE or footer.descriptor & ~UNUSED_BITS != HAS_CHECKSUMS or length > LARGEST_TABLE or begin < 0:
-        raise Corruption("it does not end with the table of a zstd file that can be read in the middle")
+        raise Corruption("it does not end with the table of a seekable zstd file")
     data = _read(fd, HEAD.size + length, begin)
     if HEAD.unpack(data) != (SKIPPABLE, length + FOOTER.size):
         raise Corruption("the table at its end does not begin where it should")
@@ -112,7 +112,7 @@ def size_of(path: Path) -> int:
 
 
 def decompressed(fd: int, at: int, entry: Entry) -> bytes:
-    """Return the content of the block at byte `at` of an open file. Raises Corruption if it isn't what the table says, MissingExtra."""
+    """Return the content of the block at byte `at` of an open file. Raises Corruption if it doesn't match the table, MissingExtra."""
     zstd = library()
     frame = _read(fd, entry.stored, at)
     try:
@@ -126,11 +126,11 @@ def decompressed(fd: int, at: int, entry: Entry) -> bytes:
 
 
 def beginning(fd: int, at: int, entry: Entry, size: int) -> bytes:
-    """Return the first bytes of the block at byte `at`, `LARGEST_PIECE` at most; none if they are damaged. The checksum is not compared."""
+    """Return the first bytes of the block at byte `at`, at most `LARGEST_PIECE`; none if they are damaged. The checksum is not compared."""
     zstd = library()
     decompressor = zstd.ZstdDecompressor(max_window_size=LARGEST_BLOCK).decompressobj()
     try:
-        # A piece is preceded by its own head of 3 bytes, and the first one by that of the frame.
+        # Each piece has a head of 3 bytes, and the first one also that of the frame.
         found: bytes = decompressor.decompress(_read(fd, min(entry.stored, LARGEST_PIECE + 64), at))
     except (zstd.ZstdError, Corruption):
         return b""
@@ -138,7 +138,7 @@ def beginning(fd: int, at: int, entry: Entry, size: int) -> bytes:
 
 
 def _read(fd: int, size: int, at: int) -> bytes:
-    """Return exactly so many bytes of a file. Raises Corruption if they are not there."""
+    """Return exactly so many bytes of a file. Raises Corruption if there are fewer."""
     data = system.port.read(fd, size, at) if at >= 0 else b""
     if len(data) < size:
         raise Corruption(f"it ends before byte {max(at, 0) + size}")

@@ -1,4 +1,4 @@
-"""One open segment: the file as it was written, or its archive, which is read as if it were that file."""
+"""One open segment: the original file, or its archive, which is read like that file."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from kvspool.journal import seekable
 from kvspool.system.descriptor import Descriptor
 from kvspool.system.handles import Handle
 
-ARCHIVE = ".zst"  # follows the name of a segment that is archived
-KEPT = 2  # decompressed blocks of an open archive: whoever reads on steps from one into the next
+ARCHIVE = ".zst"  # suffix of an archived segment
+KEPT = 2  # decompressed blocks of an open archive: sequential readers move from one to the next
 
 
 class Segment(Handle):
-    """One open segment, for reading; writing as well if `is_writable`. most: bytes of it that are looked at."""
+    """One open segment, for reading; also for writing if `is_writable`. most: bytes of it to consider."""
 
     def __init__(self, path: Path, base: int, *, is_writable: bool = False, most: int = (1 << 63) - 1) -> None:
         if is_writable and path.suffix == ARCHIVE:
@@ -42,24 +42,24 @@ class Segment(Handle):
         return self._file.is_closed
 
     def size(self) -> int:
-        """Return the bytes that the segment has now."""
+        """Return the present size of the segment in bytes."""
         return min(system.port.status(self.fd).st_size, self._most)
 
     def is_gone(self) -> bool:
-        """Return whether no name stands for the file any more."""
+        """Return whether the file no longer has a name."""
         return system.port.status(self.fd).st_nlink == 0
 
     def is_in_place(self) -> bool:
-        """Return whether its name stands for this file."""
+        """Return whether its name refers to this file."""
         ours, there = system.port.status(self.fd), system.port.look_up(self.path)
         return there is not None and (ours.st_ino, ours.st_dev) == (there.st_ino, there.st_dev)
 
     def read(self, at: int, size: int) -> bytes:
-        """Return up to `size` bytes at `at`; fewer where the segment ends."""
+        """Return up to `size` bytes at `at`; fewer at the end of the segment."""
         return system.port.read(self.fd, min(size, self._most - at), at)
 
     def glance(self, at: int, size: int) -> bytes:
-        """As `read`, for a few bytes that need not be checked: no more of the file is read than these take."""
+        """Do as `read`, for a few bytes without a check: it reads no more of the file than needed."""
         return self.read(at, size)
 
     def close(self) -> None:
@@ -69,12 +69,12 @@ class Segment(Handle):
 class Archived(Segment):
     """The archive of a segment, for reading. Positions and sizes are those of the segment.
 
-    A block that is damaged reads as zeros, which no format with checksums takes for a frame: so its records become a Gap as they would
-    in a segment that is damaged there. `damage` says why, by the number of the block.
+    A damaged block reads as zeros, which no format with checksums treats as a frame: so its records become a Gap as in a damaged segment.
+    `damage` has the reasons, by the number of the block.
     """
 
     def __init__(self, path: Path, base: int) -> None:
-        """Open it, and look at its table. Raises Corruption, MissingExtra, or the system's OSError."""
+        """Open it, and read its table. Raises Corruption, MissingExtra, or the system's OSError."""
         super().__init__(path, base)
         try:
             seekable.library()
@@ -82,7 +82,7 @@ class Archived(Segment):
         except BaseException as error:
             self.close()
             if isinstance(error, Corruption):
-                raise Corruption(f"{path}: {error}; zstd -d gives what is left of the segment that begins at sequence {base}") from None
+                raise Corruption(f"{path}: {error}; zstd -d restores the rest of the segment that begins at sequence {base}") from None
             raise
         self.starts = list(accumulate((one.size for one in self.table), initial=0))
         self._places = list(accumulate((one.stored for one in self.table), initial=0))
@@ -103,7 +103,7 @@ class Archived(Segment):
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def glance(self, at: int, size: int) -> bytes:
-        """Decompress no more of the first block than the bytes take, if they are in it, and compare no checksum."""
+        """Decompress no more of the first block than needed, if it has the bytes, and compare no checksum."""
         size = max(0, min(size, self.size() - at))
         if 0 in self._blocks or at + size > min(self.starts[1], seekable.LARGEST_PIECE):
             return self.read(at, size)
@@ -123,7 +123,7 @@ class Archived(Segment):
             raise Corruption(f"{self.path}: {where}: {error}") from None
 
     def _kept(self, number: int) -> bytes:
-        """Return the content of a block, zeros if it is damaged; decompressed once, as long as it is among the last that were read."""
+        """Return the content of a block, zeros if it is damaged; the last ones read are cached."""
         block = self._blocks.pop(number, None)
         if block is None:
             try:
@@ -133,6 +133,6 @@ class Archived(Segment):
                 block = bytes(self.table[number].size)
         self._blocks[number] = block
         while len(self._blocks) > KEPT:
-            with suppress(KeyError):  # another thread was quicker
+            with suppress(KeyError):  # another thread was faster
                 self._blocks.popitem(last=False)
         return block

@@ -1,11 +1,11 @@
-"""The segments of a journal: a directory of files in the order of the sequences that their names tell.
+"""The segments of a journal: a directory of files in the order of the sequences in their names.
 
-Segments are read with `pread` and never mapped: another process may cut or remove one at any moment, and a load behind the end of a file
+Segments are read with `pread` and never mapped: another process may cut or remove one at any moment, and a load after the end of a file
 kills the process. At most `OPEN` descriptors are kept, however many segments there are.
 
-**Archives.** Where the format allows it, a sealed segment may lie there compressed, under its name with `.zst`; see `segment.Archived`.
-Where both forms are there, the uncompressed one counts: somebody died in the midst of a change. Each change makes the one before it
-removes the other, so that whoever looks for one, then the other, then the first again finds the segment.
+**Archives.** If the format allows it, a sealed segment may be compressed, under its name with `.zst`; see `segment.Archived`. If both forms
+exist, the uncompressed one counts: a conversion was interrupted. Each conversion creates one form before it removes the other. So a lookup
+of one, then the other, then the first again finds the segment.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ OPEN = 8  # descriptors that one handle keeps for reading
 
 
 class Segments:
-    """The directory, for one handle; not to be shared between threads. A forked child may share the descriptors: nothing depends on where
-    they stand. most_open: descriptors that are kept."""
+    """The directory, for one handle; not to be shared between threads. A forked child may share the descriptors: nothing depends on their
+    offsets. most_open: descriptors that are kept.
+    """
 
     def __init__(self, path: Path, format: Format, most_open: int = OPEN) -> None:
         self.path = path
@@ -38,14 +39,14 @@ class Segments:
         self.format = format
         self.directory = format.segments_in(path)
         self._open: OrderedDict[int, Segment] = OrderedDict()
-        self._names: dict[int, str] = {}  # of segments that are called otherwise than we call them
+        self._names: dict[int, str] = {}  # of segments with names other than ours
 
     def bases(self) -> list[int]:
-        """Return the first sequences of all segments, in order; names that no segment can have are left alone."""
+        """Return the first sequences of all segments, in order; other names are ignored."""
         if not self.format.has_other_names:
             found = self._listed()
             if self.format.has_archives:
-                found |= self._listed()  # a look may miss a segment whose form changes meanwhile; the next one finds it in the other form
+                found |= self._listed()  # a listing may miss a segment during a conversion; the next one finds it in the other form
             return sorted(found)
         names = system.port.names(self.directory)
         named: dict[int, str] = {}
@@ -61,11 +62,11 @@ class Segments:
         return {base for base in found if base is not None}
 
     def base_of(self, name: str) -> int | None:
-        """Return the sequence that the segment with this name, or its archive, begins at; None if it is no segment's."""
+        """Return the first sequence of the segment with this name, or its archive; None if it is not a segment."""
         return self.format.base_of(name.removesuffix(ARCHIVE) if self.format.has_archives else name)
 
     def path_of(self, base: int) -> Path:
-        """Return where the segment that begins at a sequence lies, or would lie: its archive if there is nothing else."""
+        """Return the path of the segment that begins at a sequence, existing or not: its archive if nothing else exists."""
         plain, archive = self.plain_path(base), self.archive_path(base)
         if self.format.has_archives and system.port.look_up(plain) is None and system.port.look_up(archive) is not None:
             return archive
@@ -88,41 +89,41 @@ class Segments:
         return 0
 
     def plain_path(self, base: int) -> Path:
-        """Return where the segment that begins at a sequence is written."""
+        """Return the path at which the segment that begins at a sequence is written."""
         name = self._names.get(base) or self.format.name_of(base)
         if name is None:
             raise ValueError(f"no segment of {self.path} begins at sequence {base}")
         return self.directory / name
 
     def renamed(self, base: int, name: str) -> Path:
-        """Call a segment by the name that we use; returns where it lies then."""
+        """Rename a segment to our name for it; return its new path."""
         path = self.directory / name
         system.port.rename(self.path_of(base), path)
         self._names.pop(base)
         return path
 
     def archive_path(self, base: int) -> Path:
-        """Return where the archive of a segment lies, if there is one."""
+        """Return the path of the archive of a segment, if there is one."""
         plain = self.plain_path(base)
         return plain.with_name(plain.name + ARCHIVE)
 
     def index_path(self, base: int) -> Path:
-        """Return where the sparse index of a segment lies, if there is one."""
+        """Return the path of the sparse index of a segment, if there is one."""
         return self.format.sidecar(self.path) / "index" / f"{base:016x}.idx"
 
     def _paths(self, base: int) -> tuple[Path, ...]:
-        """Return the names to look for, in order: of the two forms one is there at any moment, but perhaps not when we look for it."""
+        """Return the names to try, in order: one of the two forms exists at any moment, but perhaps not when it is tried."""
         plain = self.plain_path(base)
         return (plain, self.archive_path(base), plain) if self.format.has_archives else (plain,)
 
     def exists(self, base: int) -> bool:
-        """Return whether there is a segment that begins at this sequence: a look at its names, however many segments there are."""
+        """Return whether there is a segment that begins at this sequence: checks only its names, however many segments there are."""
         if self.format.name_of(base) is None:
             return False
         return any(system.port.look_up(path) is not None for path in self._paths(base)) or bool(self._names and base in self.bases())
 
     def remove(self, base: int) -> None:
-        """Remove a segment, in each form; under the append lock. Who dies in the midst of it leaves the form that counts, or none."""
+        """Remove a segment, in each form; under the append lock. A crash meanwhile leaves the form that counts, or none."""
         if self.format.has_archives:
             with suppress(FileNotFoundError):
                 system.port.remove(self.archive_path(base))
@@ -130,12 +131,12 @@ class Segments:
             system.port.remove(self.plain_path(base))
 
     def remove_index(self, base: int) -> None:
-        """Remove the sparse index of a segment that was removed; a hint that stays is never looked at."""
+        """Remove the sparse index of a removed segment; a leftover is never read."""
         with suppress(OSError):
             system.port.remove(self.index_path(base))
 
     def get(self, base: int) -> Segment | None:
-        """Return a segment, open; None if it is not there (any more). It stays open until others were asked for.
+        """Return an open segment; None if it doesn't exist (any more). It stays open until others are requested.
 
         Raises Corruption for an archive whose table is damaged, MissingExtra.
         """
@@ -162,22 +163,22 @@ class Segments:
         return None
 
     def holding(self, sequence: int, bases: list[int]) -> int | None:
-        """Return the base of the segment of `bases` that a sequence belongs into; None if all of them begin behind it."""
+        """Return the base of the segment of `bases` that a sequence belongs to; None if all of them begin later."""
         at = bisect_right(bases, sequence)
         return bases[at - 1] if at else None
 
     def begin_of(self, segment: Segment) -> int:
-        """Return where the first frame of a segment begins; 0 if its header isn't all there yet. Raises Corruption."""
+        """Return where the first frame of a segment begins; 0 if its header is incomplete. Raises Corruption."""
         if not segment.begin:
             try:
                 segment.begin = self.format.begin_of(segment)
             except (Corruption, UnknownVersion) as error:
                 if isinstance(segment, Archived) and segment.is_damaged(0):
-                    return self.format.header_bytes  # its frames may be sound behind the damage
+                    return self.format.header_bytes  # its frames may be sound after the damage
                 raise type(error)(f"{segment.path}: {error}") from None
         return segment.begin
 
     def close(self) -> None:
-        """Give the descriptors back."""
+        """Release the descriptors."""
         while self._open:
             self._open.popitem()[1].close()

@@ -1,6 +1,6 @@
-"""What a journal was created with, where its format has no place for that: a small JSON file of ours beside the segments.
+"""The settings of a journal whose format can't store them: a small JSON file of kvspool next to the segments.
 
-A journal that another program has made has none; then the defaults hold, or what `open` is told.
+A journal created by another program has none; then the defaults apply, or the options of `open`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from kvspool.system import disk, documents
 NAME = "kvspool.json"
 LARGEST = 65536  # bytes
 CODECS = ("json", "msgpack")
-FAULT = "doesn't say what the journal was created with"
+FAULT = "doesn't contain the settings of the journal"
 ADVICE = "remove it to open with the defaults"
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """format: its name. limits: what its class takes, by name. codec: of values that are neither bytes nor str. durability, sync_interval
-    (seconds): of handles that aren't opened with others. retention: applied by whoever begins a segment. first_sequence: of the first
-    record ever. id: 16 random bytes in hex that tell this journal from every other one; none in what was made without."""
+    """format: its name. limits: options of its class, by name. codec: of values that are neither bytes nor str. durability, sync_interval
+    (seconds): of handles that aren't opened with others. retention: applied by the writer that begins a segment. first_sequence: of the
+    first record ever. id: 16 random bytes in hex that identify this journal; none if it was created without.
+    """
 
     format: str
     limits: dict[str, int] = {}
@@ -50,7 +51,7 @@ def new_id() -> str:
 
 
 def load(directory: Path) -> Settings | None:
-    """Return the settings that lie in a directory; None if there are none. Raises Corruption."""
+    """Return the settings in a directory; None if there are none. Raises Corruption."""
     try:
         return documents.load(directory / NAME, Settings, LARGEST, FAULT, ADVICE)
     except OSError as error:

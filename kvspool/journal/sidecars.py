@@ -1,11 +1,11 @@
-"""What is ours alone of a journal in whose directory there is no place for it: a hidden directory beside the journal.
+"""kvspool's own files for a journal whose directory can't contain them: a hidden directory next to the journal.
 
-A program whose format it is may take every file in its directory for one of its own. So `log`'s settings and locks lie in `.log.kvspool`,
-in the same parent. It is found from the directory itself, not from the name that somebody used for it: a symbolic link leads to the same
-locks. A journal that is moved without it opens with the defaults; nothing that was appended depends on it.
+A program that owns the format may treat every file in its directory as one of its own. So `log`'s settings and locks are in `.log.kvspool`,
+in the same parent. It is found from the directory itself, not from the name by which it was opened: a symbolic link leads to the same
+locks. A journal that is moved without it opens with the defaults; appended records don't depend on it.
 
-The lock file bears the number of the journal's directory in its file system. So what writers noted of one journal is never taken for a word
-about another one that came to its place.
+The name of the lock file contains the identity of the journal's directory. So the notes of one journal are never applied to another one
+at the same path.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ def lock_file(path: Path) -> Path:
 
 
 def prepare(path: Path, *, is_new: bool = False) -> None:
-    """Make the hidden directory, with the rights of the journal's own. A lock file of another journal, which is there no more, goes: who
-    still has it open learns so that his journal was removed. is_new: one that seems to be ours goes too.
+    """Create the hidden directory, with the permissions of the journal's own. A lock file of a journal that no longer exists is removed:
+    handles that still have it open learn that their journal was removed. is_new: remove also one that seems to be ours.
 
-    Raises UnsafeFilesystem if the journal lies where a mount begins: writers that come to it by another path would have other locks. Raises
-    the system's OSError, for a parent that we may not write to, say.
+    Raises UnsafeFilesystem if the journal is a mount point: writers that reach it by another path would have other locks. Raises the
+    system's OSError, for example for a parent without write permission.
     """
     real = Path(os.path.realpath(path))
     if os.path.ismount(real):
         raise UnsafeFilesystem(
-            f"{real} is a mount of its own; its locks lie beside it, where others that have it mounted don't see them: mount its parent"
+            f"{real} is a mount point; its locks are next to it, where other mounts of it don't see them: mount its parent"
         )
     status = system.port.look_up(real)
     directory = beside(path)
@@ -57,7 +57,7 @@ def prepare(path: Path, *, is_new: bool = False) -> None:
     there = system.port.look_up(directory)
     owners = (system.port.user_id(), 0 if status is None else status.st_uid)
     if there is None or not stat.S_ISDIR(there.st_mode) or there.st_uid not in owners:
-        raise PermissionError(errno.EACCES, "it is no directory of the user whose journal it stands beside; remove it", str(directory))
+        raise PermissionError(errno.EACCES, "it is not a directory of the owner of the journal; remove it", str(directory))
     ours = "" if is_new else lock_file(path).name
     for name in system.port.names(directory):
         if _LOCK.fullmatch(name) and name != ours:

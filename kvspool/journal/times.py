@@ -1,4 +1,4 @@
-"""Times of a journal: that of one record, for figures and trims, from the head of its frame; and the latest one, from whole segments."""
+"""Times of a journal: that of one record, for statistics and trims, from the head of its frame; and the latest one, from whole segments."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from kvspool.journal.format import Format
     from kvspool.journal.segments import Segment, Segments
 
-CHECKED = 1 << 12  # bytes; the checksum of a larger frame is not compared, since that takes the whole frame
+CHECKED = 1 << 12  # bytes; the checksum of a larger frame is not compared, since that would read the whole frame
 
 
 def time_at(format: Format, segment: Segment, position: int, sequence: int, *, is_checked: bool = False) -> int | None:
     """Return the timestamp of the frame that begins at a byte of a segment, or None if the frame with this sequence is not whole there.
 
     In a format that may leave sequences out, a later sequence counts as well. Reads at most `CHECKED` bytes, and in an archive the first
-    piece of a block. is_checked: None as well for a frame that has a checksum and is too large for it to be compared.
+    piece of a block. is_checked: None also for a frame that has a checksum and is too large to compare it.
     """
     data = segment.glance(position, CHECKED)
     head = format.head(data)
@@ -43,8 +43,8 @@ def time_at(format: Format, segment: Segment, position: int, sequence: int, *, i
 def latest_time(segments: Segments) -> int:
     """Return the latest timestamp of the last segment that has one, NO_TIME if none has.
 
-    A segment that is damaged, or needs a missing package, counts as one without. Raises TimeUnknown for one that the system doesn't read:
-    its records are there, and may be later than those of the segments before it.
+    A segment that is damaged, or needs a missing package, counts as one without. Raises TimeUnknown for one that the system can't read: its
+    records exist, and may be later than those of earlier segments.
     """
     if not segments.format.has_timestamps:
         return NO_TIME

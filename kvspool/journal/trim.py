@@ -1,4 +1,4 @@
-"""Trimming a journal: which of the oldest segments its rules want removed at this moment, and why; `dropping` removes them."""
+"""Trim a journal: decide which of the oldest segments its rules remove now, and why; `dropping` removes them."""
 
 from __future__ import annotations
 
@@ -26,16 +26,18 @@ if TYPE_CHECKING:
     from kvspool.journal.offsets import Offsets
 
 Elsewhere = Callable[[], Mapping[str, int]]
-"""Returns the durable readers that a journal does not know of, such as those of a hub root: where each stands, by name."""
+"""Returns the durable readers that a journal does not know of, such as those of a hub root: their positions, by name."""
 
-AT_ONCE = 8  # segments removed under one hold of the append lock, so that appenders get in between
-TAIL = 64  # bytes read to learn how long the last frame is
+AT_ONCE = 8  # segments removed under one hold of the append lock, so that writers can append in between
+TAIL = 64  # bytes read for the size of the last frame
 
 
 class PlannedSegment(msgspec.Struct, frozen=True):
-    """One segment, and what becomes of it. base: sequence of its first record. newest: ns since the Unix epoch of its newest record, or
-    of the last write to its file; age: seconds since then. why: why it goes or stays. held_by: durable readers that have yet to read a
-    record of it."""
+    """One segment, and its fate.
+
+    base: sequence of its first record. newest: ns since the Unix epoch of its newest record, or of the last write to its file; age: seconds
+    since then. why: why it is removed or stays. held_by: durable readers that have yet to read a record of it.
+    """
 
     base: int
     records: int
@@ -48,7 +50,7 @@ class PlannedSegment(msgspec.Struct, frozen=True):
 
 
 class LeftBehind(msgspec.Struct, frozen=True):
-    """A durable reader whose next records go: it gets a Gap from `first` to `last`."""
+    """A durable reader whose next records are removed: it gets a Gap from `first` to `last`."""
 
     name: str
     first: int
@@ -56,7 +58,7 @@ class LeftBehind(msgspec.Struct, frozen=True):
 
 
 class TrimPlan(msgspec.Struct, frozen=True):
-    """What a trim would do, the oldest segment first."""
+    """The plan of a trim, the oldest segment first."""
 
     path: str
     segments: list[PlannedSegment]
@@ -64,13 +66,14 @@ class TrimPlan(msgspec.Struct, frozen=True):
 
     @property
     def going(self) -> list[PlannedSegment]:
-        """Return the segments that go."""
+        """Return the segments to remove."""
         return [one for one in self.segments if one.goes]
 
 
 class TrimReport(msgspec.Struct, frozen=True):
-    """What a trim did, or with `dry_run` would do: segments, records and bytes removed; the first sequence that is left; the plan that it
-    began with; and the durable readers that lost records by it."""
+    """The result of a trim, or its preview with `dry_run`: segments, records and bytes removed; the first remaining sequence; the initial
+    plan; and the durable readers that lost records.
+    """
 
     path: str
     dry_run: bool
@@ -83,7 +86,7 @@ class TrimReport(msgspec.Struct, frozen=True):
 
 
 class _Candidate(msgspec.Struct, frozen=True):
-    """A segment, and what would be left behind it."""
+    """A segment, and the remaining content after it."""
 
     base: int
     next_base: int
@@ -95,7 +98,7 @@ class _Candidate(msgspec.Struct, frozen=True):
 
 
 class Trim:
-    """One application of rules to the segments of a journal. `end`: the sequence that the next record gets."""
+    """One application of rules to the segments of a journal. `end`: the sequence of the next record."""
 
     def __init__(
         self,
@@ -116,7 +119,7 @@ class Trim:
         self.now = system.port.now()
 
     def decisions(self) -> Iterator[PlannedSegment]:
-        """Yield what becomes of each segment, the oldest first."""
+        """Yield the fate of each segment, the oldest first."""
         stays = False
         for one in self._candidates():
             held_by = [name for name, sequence in self.readers if sequence < one.next_base]
@@ -127,7 +130,7 @@ class Trim:
             yield PlannedSegment(one.base, one.next_base - one.base, one.bytes, newest, age, goes, why, held_by)
 
     def plan(self) -> TrimPlan:
-        """Return what becomes of all segments."""
+        """Return the fate of all segments."""
         try:
             found = list(self.decisions())
         finally:
@@ -136,11 +139,11 @@ class Trim:
         return TrimPlan(str(self.segments.path), found, self.left_behind(first))
 
     def left_behind(self, first: int) -> list[LeftBehind]:
-        """Return the durable readers that stand before a sequence."""
+        """Return the durable readers before a sequence."""
         return [LeftBehind(name, sequence, first - 1) for name, sequence in self.readers if 0 <= sequence < first]
 
     def remove(self, most: int | None = None) -> list[PlannedSegment]:
-        """Remove up to `most` of the segments that go, and return them. Under the append lock."""
+        """Remove up to `most` of the planned segments, and return them. Under the append lock."""
         try:
             going = list(islice(takewhile(lambda one: one.goes, self.decisions()), most))
             drop(self.segments, [one.base for one in going])
@@ -160,10 +163,10 @@ class Trim:
 
     def _decide(self, one: _Candidate, newest: int, held_by: list[str]) -> tuple[bool, str]:
         if one.is_last:
-            return False, "the last segment never goes"
+            return False, "the last segment always stays"
         wish, waits = self._wish(one, newest, held_by)
         if not wish:
-            return False, "no rule wants it to go"
+            return False, "no rule removes it"
         for floor in self.floors:
             words = floor.forbids(one.next_base, one.segments_behind, one.records_behind, one.bytes_behind)
             if words:
@@ -174,13 +177,13 @@ class Trim:
         return True, wish
 
     def _wish(self, one: _Candidate, newest: int, held_by: list[str]) -> tuple[str, bool]:
-        """Return why a limit wants a segment to go, in words, if one does; and whether that waits for durable readers."""
+        """Return why a limit removes a segment, in words, if one does; and whether that waits for durable readers."""
         rules = self.retention
         waits = not rules.force
         if self.before is not None and one.next_base <= self.before:
-            return f"all of it lies before sequence {self.before}", waits
+            return f"all of it is before sequence {self.before}", waits
         if rules.max_bytes is not None and one.bytes + one.bytes_behind > rules.max_bytes:
-            return f"{sizes.show(one.bytes + one.bytes_behind)} are there, {sizes.show(rules.max_bytes)} may be", waits
+            return f"{sizes.show(one.bytes + one.bytes_behind)} exceed the limit of {sizes.show(rules.max_bytes)}", waits
         if rules.max_age is not None and self.now - newest > rules.max_age * 1e9:
             return f"its newest record is older than {rules.max_age:g} s", waits
         if rules.by_consumers and self.readers:
@@ -188,7 +191,7 @@ class Trim:
         return "", True
 
     def _newest(self, one: _Candidate) -> int:
-        """Return the time of a segment's last record; that of its file's last write where it can't be known."""
+        """Return the time of a segment's last record; if unknown, that of its file's last write."""
         status = system.port.look_up(self.segments.path_of(one.base))
         written = self.now if status is None else status.st_mtime_ns
         if not self.segments.format.has_timestamps or one.next_base <= one.base:
@@ -197,7 +200,7 @@ class Trim:
         return found if found > 0 else written
 
     def _time_of(self, base: int, last: int) -> int:
-        """Return the timestamp of the last frame of a segment, which has the sequence `last`; 0 if it isn't found from behind."""
+        """Return the timestamp of the last frame of a segment, which has the sequence `last`; 0 if it isn't found from the end."""
         format = self.segments.format
         segment = self.segments.get(base) if format.ends_with_size else None
         if segment is None:
@@ -208,7 +211,9 @@ class Trim:
 
 
 def _readers(offsets: Offsets) -> Iterator[tuple[str, int]]:
-    """Yield the durable readers and where they stand; one whose place can't be read stands before everything, and so holds all of it."""
+    """Yield the durable readers and their positions; one with an unreadable position counts as before everything, and so keeps all of
+    it.
+    """
     for name in offsets.names():
         try:
             sequence = offsets.load(name)
@@ -219,9 +224,9 @@ def _readers(offsets: Offsets) -> Iterator[tuple[str, int]]:
 
 
 def drop_before(journal: JournalHandle, sequence: int, timeout: float | None = None) -> list[int]:
-    """Drop every segment whose records all come before a sequence, on disk when it returns; returns their first sequences.
+    """Remove every segment wholly before a sequence, on disk when it returns; return their first sequences.
 
-    timeout: seconds to wait for the append lock; None: the journal's. Raises what `Log.append` raises for the lock and the disk.
+    timeout: seconds to wait for the append lock; None: the journal's. Raises the errors of `Log.append` for the lock and the disk.
     """
 
     def work(appender: Appender, _: Page) -> list[int]:
@@ -231,7 +236,7 @@ def drop_before(journal: JournalHandle, sequence: int, timeout: float | None = N
 
 
 def drop_consumed(journal: JournalHandle) -> None:
-    """Drop what every durable reader has committed, unless somebody appends at this moment: then it goes the next time. Never raises."""
+    """Remove segments that every durable reader has committed, unless a writer is appending: then the next call does it. Never raises."""
     with suppress(KvspoolError, OSError, ValueError):
         segments = Segments(journal.path, journal.format)
         if consumed(segments, journal.offsets):
@@ -239,13 +244,13 @@ def drop_consumed(journal: JournalHandle) -> None:
 
 
 def own(journal: JournalHandle) -> Retention | None:
-    """Return the retention in the journal's settings, as it is at this moment; None if there is none. Raises Corruption."""
+    """Return the present retention in the journal's settings; None if there is none. Raises Corruption."""
     found = settings.load(journal.format.sidecar(journal.path))
     return None if found is None else found.retention
 
 
 def plan(journal: JournalHandle, retention: Retention, before: int | None = None, elsewhere: Elsewhere = dict) -> TrimPlan:
-    """Return what a trim would do now. Takes no lock, and changes nothing."""
+    """Return the plan of a trim now. Takes no lock, and changes nothing."""
     return Trim(journal.segments_apart(), journal.offsets, journal.end(), retention, before, own(journal), elsewhere).plan()
 
 
@@ -264,7 +269,7 @@ def trim(
     if retention is None:
         retention = Retention(force=force) if before is not None else kept
     if retention is None or (before is None and not retention.has_limit):
-        raise ValueError("nothing says what is to go: pass a Retention with a limit, or before=; the journal has no retention of its own")
+        raise ValueError("no rule to apply: pass a Retention with a limit, or before=; the journal has no retention of its own")
     if before is not None and before > (end := journal.end()):
         raise OutOfRange(f"sequence {before} has not been written yet; the next one of {journal.path} is {end}")
     if force:
@@ -278,7 +283,7 @@ def trim(
 
 
 def _first_left(planned: TrimPlan, gone: int) -> int:
-    """Return the sequence at which a journal begins when so many of its oldest segments are gone."""
+    """Return the first sequence of a journal after the removal of so many of its oldest segments."""
     return planned.segments[gone].base if planned.segments else 0
 
 
@@ -291,7 +296,7 @@ def _remove(
     most: int | None,
     elsewhere: Elsewhere,
 ) -> list[PlannedSegment]:
-    """Remove what goes, a few at a time; who wants to append gets in between, and who commits is heard."""
+    """Remove the planned segments, a few at a time, so that writers can append, and commits take effect, in between."""
 
     def remove(batch: int, _: Appender, page: Page) -> list[PlannedSegment]:
         return Trim(journal.segments_apart(), journal.offsets, page.next_sequence, retention, before, kept, elsewhere).remove(batch)
@@ -306,9 +311,10 @@ def _remove(
 
 
 def on_roll(journal: JournalHandle) -> Callable[[int], None]:
-    """Return what an appender calls, with the next sequence, when it has begun a segment: it applies the journal's own retention.
+    """Return the function that an appender calls, with the next sequence, after it has begun a segment: it applies the journal's own
+    retention.
 
-    Never raises: a trim that fails is no failure of the append. The journal remembers it as `trim_error`.
+    Never raises: a failed trim is no failure of the append. The journal stores it as `trim_error`.
     """
 
     def apply(end: int) -> None:

@@ -1,9 +1,9 @@
-"""Look at every frame of a journal while others use it, and say what is damaged.
+"""Check every frame of a journal while others use it, and report damage.
 
-**No false alarms.** No lock is kept. Sealed segments don't change, except that they go: what was trimmed meanwhile is no damage. The end of
-the last one changes all the time: a part of a frame there counts only when it stays as it is and no writer is at work, ours or the
-original's; and then it is what a killed writer leaves, which the next append cuts, and no damage either. A durable reader's place is
-compared with the end as it is after that place was read.
+**No false alarms.** No lock is kept. Sealed segments don't change, except by removal: records trimmed meanwhile are no damage. The end of
+the last one changes all the time: a part of a frame there counts only if it stays the same while no writer, kvspool's or the original's, is
+appending. Even then it is no damage, but the trace of a killed writer, which the next append cuts. A durable reader's position is compared
+with the end as of after it was read.
 """
 
 from __future__ import annotations
@@ -30,19 +30,18 @@ if TYPE_CHECKING:
     from kvspool.journal.handle import JournalHandle
     from kvspool.journal.segments import Segment
 
-PATIENCE = 5.0  # seconds until the end of a journal that is written to has to look whole for a moment
-PAUSE = 0.02  # seconds between two looks at it
-SAME = 3  # looks in a row that have to find the same
+PATIENCE = 5.0  # seconds until the end of a journal in use has to look whole for a moment
+PAUSE = 0.02  # seconds between two checks of it
+SAME = 3  # checks in a row that have to find the same
 
 
 class JournalVerifyReport(msgspec.Struct, frozen=True):
-    """What a look at every record of a journal found.
+    """The result of checking every record of a journal.
 
-    records, bytes: sound records, and what their frames take. damaged_records: sequences that are missing or whose bytes are wrong;
-    damaged: the places, the first 1000 of them. trimmed: records of segments that were removed during the look, which is no fault.
-    torn_bytes: what a writer that died has left behind the last record; the next append cuts it. foreign: names beside the segments that
-    mean nothing here. problems: what is wrong with names, settings, the lock file and durable readers. sync_error: errno of the first
-    failed flush, 0 if there was none.
+    records, bytes: sound records, and the size of their frames. damaged_records: sequences that are missing or whose bytes are wrong;
+    damaged: the places, the first 1000 of them. trimmed: records of segments removed meanwhile, which is no fault. torn_bytes: bytes of a
+    dead writer after the last record; the next append cuts them. foreign: unknown names next to the segments. problems: the faults of
+    names, settings, the lock file and durable readers. sync_error: errno of the first failed flush, 0 if there was none.
     """
 
     path: str
@@ -67,12 +66,12 @@ class JournalVerifyReport(msgspec.Struct, frozen=True):
 
 
 class _Look:
-    """One look from the oldest segment to the last one."""
+    """One check from the oldest segment to the last one."""
 
     def __init__(self, journal: JournalHandle, progress: Progress) -> None:
         self.journal = journal
         self.progress = progress
-        self.page, words = _page(journal)  # before the segments are looked at: what it says must be there
+        self.page, words = _page(journal)  # before the segments are checked: its records must exist
         self.problems = [words] if words else []
         self.segments = journal.segments_apart()
         self.damaged: list[SegmentDamage] = []
@@ -80,7 +79,7 @@ class _Look:
         self.first = self.end = -1
 
     def go(self) -> None:
-        """Look at all segments that are there now."""
+        """Check all present segments."""
         bases = self._regular(self.journal.bases())
         sizes = [system.port.look_up(self.segments.path_of(base)) for base in bases]
         done, total = 0, sum(status.st_size for status in sizes if status is not None)
@@ -88,7 +87,7 @@ class _Look:
         for base, until in zip(bases, [*bases[1:], None], strict=False):  # there may be none
             try:
                 segment = self.segments.get(base)
-            except Corruption as error:  # an archive that nothing can be read of
+            except Corruption as error:  # an unreadable archive
                 self.problems.append(str(error))
                 self.damaged.append(SegmentDamage(0, 0, base, (until or base) - 1, segment=self.segments.path_of(base).name))
                 continue
@@ -102,7 +101,7 @@ class _Look:
             else:
                 self._take(examine(self.segments, segment, size, until, self._telling(done, total)), segment, until)
             if isinstance(segment, Archived):
-                self.problems += map(str, segment.damage.values())  # which block it is
+                self.problems += map(str, segment.damage.values())  # the damaged block
             done += size
             self._tell(done, total)
         self._compare_with_page(bases)
@@ -115,14 +114,14 @@ class _Look:
         self.progress(done, max(total, done))
 
     def _regular(self, bases: list[int]) -> list[int]:
-        """Return the segments that are files; a pipe would keep us for ever."""
+        """Return the segments that are files; reading a pipe would never end."""
         kept = []
         for base in bases:
             status = system.port.look_up(self.segments.path_of(base))
             if status is None or stat.S_ISREG(status.st_mode):
                 kept.append(base)
             else:
-                self.problems.append(f"{self.segments.path_of(base).name} has a segment's name and is no file")
+                self.problems.append(f"{self.segments.path_of(base).name} has a segment's name and is not a file")
         return kept
 
     def _take(self, found: Examined, segment: Segment, until: int | None) -> None:
@@ -131,10 +130,10 @@ class _Look:
         self.damaged += found.damaged
         self.end = found.sequence if until is None else until
         if until is not None and found.sequence > until:
-            self.problems.append(f"{segment.path.name} goes on to sequence {found.sequence - 1}, but the next one begins at {until}")
+            self.problems.append(f"{segment.path.name} continues to sequence {found.sequence - 1}, but the next one begins at {until}")
 
     def _take_end(self, segment: Segment) -> None:
-        """Look at the last segment until it is whole, or stays damaged while nobody writes."""
+        """Check the last segment until it is whole, or stays damaged without a writer."""
         found, same = examine(self.segments, segment, segment.size(), None), 0
         deadline = system.port.monotonic() + PATIENCE
         is_written = False
@@ -147,17 +146,17 @@ class _Look:
         self.torn = 0 if is_written else found.torn
 
     def _vanished(self, base: int, until: int | None) -> None:
-        """A segment isn't there any more: trimmed, if older ones aren't either. The one that was the last may have become the oldest."""
+        """A segment no longer exists: trimmed, if older ones don't exist, either. The last one may have become the oldest."""
         left = self.journal.bases()
         behind = left[0] if until is None else until
         self.end = max(self.end, behind)
         if left[0] > base:
             self.trimmed += behind - base
         elif base not in left:
-            self.problems.append(f"the segment from sequence {base} on was removed, and older ones are there")
+            self.problems.append(f"the segment from sequence {base} on was removed, although older ones exist")
 
     def _compare_with_page(self, bases: list[int]) -> None:
-        """What the writers, or in an earlier run of the machine a flush, had promised before we looked has to be there."""
+        """Check that records promised before the check, by writers or by a flush in an earlier boot of the machine, exist."""
         page = self.page
         if page is NOTHING:
             return
@@ -172,13 +171,13 @@ class _Look:
         self.damaged.append(at_end)
 
     def _was_cut_meanwhile(self, promised: int) -> bool:
-        """Return whether the writers themselves say by now that less is there: somebody has rewound the journal, or cut a torn end."""
+        """Return whether the writers' own end is now an earlier one: the journal was rewound, or a torn end was cut."""
         now = _page(self.journal)[0]
         return now is not NOTHING and now != self.page and now.next_sequence < promised
 
 
 def verify_journal(journal: JournalHandle, progress: Progress | None = None) -> JournalVerifyReport:
-    """Look at every record that is there now; `progress(done, all)` is called with bytes. Raises LogNotFound, or the system's OSError."""
+    """Check every present record; `progress(done, all)` is called with bytes. Raises LogNotFound, or the system's OSError."""
     look = _Look(journal, progress or (lambda done, all: None))
     look.go()
     return JournalVerifyReport(
@@ -200,7 +199,7 @@ def verify_journal(journal: JournalHandle, progress: Progress | None = None) -> 
 
 
 def is_written_to(journal: JournalHandle) -> bool:
-    """Return whether a writer has the append lock at this moment, or the original program has the journal open."""
+    """Return whether a writer holds the append lock at this moment, or the original program has the journal open."""
     path = journal.format.lock_file(journal.path)
     try:
         file = Descriptor(path, os.O_RDONLY)
@@ -216,7 +215,7 @@ def is_written_to(journal: JournalHandle) -> bool:
 
 
 def _page(journal: JournalHandle) -> tuple[Page, str]:
-    """Return the writers' page, of whatever run of the machine, and what is wrong with it."""
+    """Return the writers' page, of any boot of the machine, and its faults."""
     path = journal.format.lock_file(journal.path)
     try:
         file = Descriptor(path, os.O_RDONLY)
@@ -229,7 +228,7 @@ def _page(journal: JournalHandle) -> tuple[Page, str]:
             if page is not NOTHING or not data[: control.PAGE.size].strip(b"\0"):
                 return control.with_error(control.with_tail(page, path, system.port.boot_id()), data), ""
             system.port.sleep(PAUSE)
-    return NOTHING, f"{path.name} doesn't say where the journal ends; the next append finds out"
+    return NOTHING, f"{path.name} doesn't give the end of the journal; the next append finds it"
 
 
 def _foreign(journal: JournalHandle) -> list[str]:
@@ -252,7 +251,7 @@ def _producers(journal: JournalHandle) -> list[str]:
         return []
     try:
         return ledger.problems(journal.path, journal.log_id)
-    except Corruption:  # of the settings, which say the id; that was told
+    except Corruption:  # of the settings, which contain the id; already reported
         return []
 
 
@@ -261,8 +260,8 @@ def _readers(journal: JournalHandle) -> Iterator[str]:
         try:
             sequence = journal.offsets.load(name)
         except (Corruption, ValueError) as error:
-            yield f"the durable reader {name!r} has lost its place: {error}"
+            yield f"the durable reader {name!r} has lost its position: {error}"
             continue
         end = journal.end()
         if sequence is not None and sequence > end:
-            yield f"the durable reader {name!r} stands at sequence {sequence}, but {end} is the next one; it goes on there"
+            yield f"the durable reader {name!r} is at sequence {sequence}, but {end} is the next one; it continues there"

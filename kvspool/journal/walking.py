@@ -15,7 +15,9 @@ def walk(
     format: Format, segment: Segment, begin: int, sequence: int, end: int, until: int | None = None, timestamp: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Scan:  # fmt: skip
-    """Pass over the frames of a segment from byte `begin` up to byte `end`; see `Format.pass_over`. `size` is the byte where it stopped."""
+    """Pass over the frames of a segment from byte `begin` up to byte `end`; see `Format.pass_over`. `size` of the result is the byte where
+    it stopped.
+    """
     bounds = {name: bound for name, bound in (("until", until), ("timestamp", timestamp)) if bound is not None}
     position, size, latest = begin, CHUNK, NO_TIME
     while True:
@@ -31,12 +33,12 @@ def walk(
         if found.stop in (DAMAGED, JUMPED) or is_last or (found.stop == WHOLE and found.size < len(data)):
             return found._replace(size=position)
         if found.stop == SHORT and found.size == 0:
-            size = max(2 * size, found.need)  # one frame, larger than what was read
+            size = max(2 * size, found.need)  # one frame, larger than the bytes read
         else:
             size = CHUNK
 
 
 def last_whole(format: Format, segment: Segment, begin: int, sequence: int, size: int) -> Scan:
-    """Return where the last whole frame of a segment ends, and which sequence comes next. The frame of `sequence` begins at `begin`."""
+    """Return the end of the last whole frame of a segment, and the next sequence. The frame of `sequence` begins at `begin`."""
     found = format.end_in(segment, begin, size)
     return walk(format, segment, begin, sequence, size) if found is None else Scan(*found, WHOLE)

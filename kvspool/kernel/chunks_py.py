@@ -1,13 +1,13 @@
 """The two ends of a queue: entries are put at one and taken at the other, each in one step under the lock of the header file.
 
-This source is also compiled, like `frames_py`. `kvspool.queue.format` says where everything stands, and why; whatever is out of
-the ordinary - no chunk, no room, damage, a header that moved - is left to `kvspool.queue.chain`.
+This source is also compiled, like `frames_py`. `kvspool.queue.format` describes the layout and its reasons. Every unusual case
+(no chunk, no room, damage, a moved header) is left to `kvspool.queue.chain`.
 
-**Order.** An entry's bytes are stored before the pointer behind it, and are copied out before the pointer moves over them; a pointer is one
-store. So a process that is killed between any two instructions has put an entry, or taken one, or not, and the next one goes on.
+**Order.** An entry's bytes are stored before the pointer after it, and are copied out before the pointer moves over them; a pointer is one
+store. So a process that is killed between any two instructions has put an entry, or taken one, or not, and the next one continues.
 
-**Doorbells.** A store through a mapping wakes nobody. After a put into an empty chunk, and after the last entry of a chunk was taken, the
-same 4 bytes are written over themselves, which inotify reports.
+**Doorbells.** A store through a mapping causes no event. After a put into an empty chunk, and after the last entry of a chunk was taken,
+the same 4 bytes are rewritten, which inotify reports.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ HEAD = 0  # offsets within a chunk
 TAIL = 4
 NEXT = 8
 FIRST_ENTRY = 10
-PREFIX = 2  # bytes of the length in front of an entry
+PREFIX = 2  # bytes of the length before an entry
 LONGEST = 65535  # bytes of an entry
 
-OPERATION = 1 << 30  # the byte of the header file that is locked for each operation
+OPERATION = 1 << 30  # the byte of the header file that each operation locks
 HEADER_SIZE = 2
-LOOK_EVERY = 1_000_000_000  # ns after which one must see whether the queue is still there
+LOOK_EVERY = 1_000_000_000  # ns after which a check whether the queue still exists is due
 
-# What `put` and `get` found, in `stop`.
+# Results of `put` and `get`, in `stop`.
 DONE = 0
-LOOK = 1  # for whoever knows more
-BUSY = 2  # somebody else has the lock
+LOOK = 1  # left to the chain
+BUSY = 2  # another handle has the lock
 NOTHING = 3  # no entry
 FULL = 4  # no room in the last chunk
 
@@ -40,36 +40,36 @@ FULL = 4  # no room in the last chunk
 class Ends:
     """The first and the last chunk of a queue, and the lock of its header file.
 
-    `put`, `put_many`, `get`, `get_many` take the lock; `place`, `place_many`, `take`, `take_many`, `is_current` want it taken. Compiled,
-    each is one step for all threads and signal handlers.
+    `put`, `put_many`, `get`, `get_many` take the lock; `place`, `place_many`, `take`, `take_many`, `is_current` require it. Compiled, each
+    is one step for all threads and signal handlers.
     """
 
     def __init__(self) -> None:
         self.fd = -1
         self.process = 0
         self.is_one_step = native.is_one_step()
-        self.is_held = False  # the lock, by somebody who does more than one step
+        self.is_held = False  # the lock, for an operation of several steps
         self.look_at = 0
         self.stop = DONE
         self.first_id = 0
-        self.head = 0  # behind the last entry that was taken
-        self.tail = 0  # behind the last entry that was put
+        self.head = 0  # after the last taken entry
+        self.tail = 0  # after the last put entry
         self.detach()
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         refuse_copy(self)
 
     def open(self, fd: int) -> None:
-        """Use this descriptor of the header file; -1: none any more."""
+        """Use this descriptor of the header file; -1: none."""
         self.fd = fd
         self.process = native.process_id()
 
     def looked(self) -> None:
-        """Note that the queue is still there."""
+        """Note that the queue still exists."""
         self.look_at = native.monotonic() + LOOK_EVERY
 
     def attach(self, first_id: int, first: Any, last: Any) -> None:
-        """Know the ends: two chunks with `fd`, `size` and `view`, which live as long as they are known here.
+        """Set the ends: two chunks with `fd`, `size` and `view`, which live while they are used here.
 
         Raises ValueError for a view that is not its chunk's: too short, or read-only.
         """
@@ -88,7 +88,7 @@ class Ends:
         self.first_id = first_id
 
     def detach(self) -> None:
-        """Know no chunk: everything is left to who knows more."""
+        """Forget the chunks: everything is left to the chain."""
         self.first_id = 0
         self.first = self.last = native.no_bytes()
         self.first_fd = self.last_fd = -1
@@ -96,7 +96,7 @@ class Ends:
         self.first_owner = self.last_owner = None
 
     def is_current(self) -> bool:
-        """Return whether these are the ends still, and their files as long as they were."""
+        """Return whether these are still the ends, and their files have the same size."""
         return (
             self.first_id != 0
             and native.monotonic() < self.look_at
@@ -108,17 +108,18 @@ class Ends:
         )
 
     def is_good(self, fd: int, size: int) -> bool:
-        """Return whether a chunk may be used without a look at the header.
+        """Return whether a chunk may be used without reading the header.
 
-        Its file must be as long as it was mapped, for a load behind its end would kill us; whether it is an end still it says itself. A
-        first chunk is consumed when it has no entry left and another one follows, and a last one is the last as long as none follows.
+        Its file must have the mapped size, since a load after its end would kill the process. The chunk itself tells whether it is
+        still an end: a first chunk is consumed when it has no entry left and another one follows, and a last one is the last while none
+        follows.
         """
         return native.monotonic() < self.look_at and chunks.size_of(fd) == size
 
     # Putting.
 
     def put(self, entry: bytes) -> int:
-        """Put an entry; DONE, or why not."""
+        """Put an entry; return DONE, or the reason."""
         if self.is_held or self.first_id == 0 or native.process_id() != self.process:
             return LOOK
         try:
@@ -126,11 +127,11 @@ class Ends:
                 return BUSY
             return self.place(entry) if self.is_good(self.last_fd, self.last_size) else LOOK
         finally:
-            # Whether we have it or not: an exception out of a signal handler may have come before we knew.
+            # Whether we hold it or not: a signal handler may have raised before we knew.
             native.unlock(self.fd, OPERATION)
 
     def place(self, entry: bytes) -> int:
-        """Put an entry into the last chunk; DONE, or FULL, or LOOK."""
+        """Put an entry into the last chunk; return DONE, or FULL, or LOOK."""
         tail = self.tail_of_last()
         if tail < 0:
             return LOOK
@@ -144,7 +145,9 @@ class Ends:
         return DONE
 
     def place_many(self, entries: list[bytes], start: int) -> int:
-        """Put entries from `start` on into the last chunk, as many as fit, with one pointer for all; returns the first that wasn't."""
+        """Put entries from `start` on into the last chunk, as many as fit, with one pointer for all; return the index of the first that was
+        not put.
+        """
         tail = self.tail_of_last()
         if tail < 0:
             return start
@@ -163,7 +166,7 @@ class Ends:
         return index
 
     def tail_of_last(self) -> int:
-        """Return where the next entry would stand; -1 if no chunk is known, another one follows, or the pointers can't be true."""
+        """Return the offset of the next entry; -1 if no chunk is known, another one follows, or the pointers are impossible."""
         if self.first_id == 0:
             return -1
         tail = chunks.pointer(self.last, TAIL)
@@ -173,7 +176,7 @@ class Ends:
         return tail
 
     def publish(self, before: int, tail: int) -> None:
-        """Store the tail pointer, and wake who waits for entries: he sleeps only if he saw that there was none."""
+        """Store the tail pointer, and wake waiters for entries: they sleep only if there was none."""
         was_empty = chunks.pointer(self.last, HEAD) == before
         chunks.store_pointer(self.last, TAIL, tail)
         self.tail = tail
@@ -183,7 +186,7 @@ class Ends:
     # Taking.
 
     def get(self) -> bytes | None:
-        """Take an entry out; None, and `stop` says why, if there is none to be had. Look at `is_drained` afterwards."""
+        """Take an entry out; None if there is none, with the reason in `stop`. Check `is_drained` afterwards."""
         self.stop = LOOK
         if self.is_held or self.first_id == 0 or native.process_id() != self.process:
             return None
@@ -196,14 +199,14 @@ class Ends:
             native.unlock(self.fd, OPERATION)
 
     def take(self) -> bytes | None:
-        """Take an entry out of the first chunk; None, and `stop` says why."""
+        """Take an entry out of the first chunk; None, with the reason in `stop`."""
         entry = self.peek()
         if entry is not None:
             self.advance(self.head)
         return entry
 
     def take_many(self, limit: int) -> list[bytes]:
-        """Take up to `limit` entries out of the first chunk, with one pointer for all; `stop` says why it ended."""
+        """Take up to `limit` entries out of the first chunk, with one pointer for all; `stop` has the reason of the end."""
         taken: list[bytes] = []
         self.stop = self.find_first()
         if self.stop != DONE:
@@ -223,7 +226,7 @@ class Ends:
         return taken
 
     def peek(self) -> bytes | None:
-        """Return the first entry, and set `head` behind it; None, and `stop` says why, if there is none."""
+        """Return the first entry, and set `head` after it; None if there is none, with the reason in `stop`."""
         self.stop = self.find_first()
         if self.stop != DONE:
             return None
@@ -248,7 +251,7 @@ class Ends:
         return NOTHING if chunks.number(self.first, NEXT) == 0 else LOOK
 
     def advance(self, head: int) -> None:
-        """Store the head pointer; wake who waits for room if that was the last entry of the chunk."""
+        """Store the head pointer; wake waiters for room if that was the last entry of the chunk."""
         if self.first_id == 0:
             return
         chunks.store_pointer(self.first, HEAD, head)
@@ -257,7 +260,7 @@ class Ends:
             chunks.ring(self.first_fd, self.first, HEAD)
 
     def is_drained(self) -> bool:
-        """Return whether the first chunk is of no more use: all of it was taken, and another one follows."""
+        """Return whether the first chunk is consumed: all entries were taken, and another chunk follows."""
         return (
             self.first_id != 0
             and chunks.number(self.first, NEXT) != 0
@@ -266,7 +269,7 @@ class Ends:
 
 
 def length_at(data: Any, at: int, tail: int) -> int:
-    """Return the length of the entry at `at`; -1 if it ends behind `tail`, or there is none."""
+    """Return the length of the entry at `at`; -1 if it ends after `tail`, or there is none."""
     if tail - at < PREFIX:
         return -1
     length = chunks.number(data, at)
@@ -274,13 +277,13 @@ def length_at(data: Any, at: int, tail: int) -> int:
 
 
 def check_offsets(size: int, at: int, tail: int) -> None:
-    """Raise ValueError unless both offsets lie in a chunk of `size` bytes."""
+    """Raise ValueError unless both offsets are within a chunk of `size` bytes."""
     if not 0 <= at <= size or not 0 <= tail <= size:
         raise ValueError(f"offsets {at} and {tail} of a chunk of {size} bytes")
 
 
 def count(view: memoryview, at: int, tail: int) -> tuple[int, int]:
-    """Return how many whole entries stand between two offsets of a chunk, and where they end. Raises ValueError for others."""
+    """Return the number of whole entries between two offsets of a chunk, and their end. Raises ValueError for invalid offsets."""
     check_offsets(len(view), at, tail)
     data = native.bytes_at(view)
     found = 0
@@ -293,7 +296,7 @@ def count(view: memoryview, at: int, tail: int) -> tuple[int, int]:
 
 
 def copies(view: memoryview, at: int, tail: int, limit: int) -> tuple[list[bytes], int]:
-    """Return copies of up to `limit` entries between two offsets of a chunk, and where they end. Raises ValueError for others."""
+    """Return copies of up to `limit` entries between two offsets of a chunk, and their end. Raises ValueError for invalid offsets."""
     check_offsets(len(view), at, tail)
     data = native.bytes_at(view)
     found: list[bytes] = []

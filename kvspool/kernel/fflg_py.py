@@ -1,7 +1,7 @@
 """The loops over the entries of an FFLG journal: encode, scan, pass over.
 
-Source of the format: `seeds/000`; the table is in `journal.formats.fflg`. This source is also compiled, like `frames_py`. Data comes in as
-`bytes` that nobody changes; every size in it is hostile until it was compared with what is there.
+Source of the format: `seeds/000`; the table is in `journal.formats.fflg`. This source is also compiled, like `frames_py`. Data is
+immutable `bytes`; every size in it is untrusted until it is compared with the actual size.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import kvspool.kernel.network as network
 
 SIZE = 4  # bytes before an entry's blob
 
-WHOLE, SHORT = 0, 1  # as `journal.format` has them
+WHOLE, SHORT = 0, 1  # as in `journal.format`
 
 
 def encode(values: list[bytes], start: int, most: int, room: int, enough: int) -> tuple[bytearray, int]:
-    """Return the entries of up to `most` values from `start` on that have room in `room` bytes, and how many they are.
+    """Return the entries of up to `most` values from `start` on that fit into `room` bytes, and their number.
 
-    It ends where the entries take `enough` bytes: what is written while it is in the processor's cache is written faster.
+    It ends when the entries take `enough` bytes: data that is still in the processor's cache is written faster.
 
-    Everything was checked before: values are bytes whose length a size can hold.
+    Everything was checked before: values are bytes whose length fits into a size.
     """
     end = start
     stop = min(len(values), start + most)
@@ -42,7 +42,7 @@ def encode(values: list[bytes], start: int, most: int, room: int, enough: int) -
 
 
 def put(data: bytearray, at: int, value: bytes) -> int:
-    """Store one entry at a place that has room for it, and return where it ends."""
+    """Store one entry at an offset with enough room, and return its end."""
     size = len(value)
     network.put_u32(data, at, size)
     network.put_bytes(data, at + SIZE, value, size)

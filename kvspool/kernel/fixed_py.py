@@ -1,7 +1,7 @@
 """The loops over the records of a blob with items of one length: encode, scan, pass over, find the last sound one.
 
 Source of the format: `seeds/004`, commonware's journal::fixed; the table is in `journal.formats.fixed`. This source is also compiled, like
-`frames_py`. Data comes in as `bytes` that nobody changes. `size` is that of an item, a record has `CHECKSUM` bytes more.
+`frames_py`. Data is immutable `bytes`. `size` is that of an item, a record has `CHECKSUM` bytes more.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any
 import kvspool.kernel.crc32 as checksums
 import kvspool.kernel.network as network
 
-CHECKSUM = 4  # bytes behind each item
+CHECKSUM = 4  # bytes after each item
 
-WHOLE, SHORT, DAMAGED = 0, 1, 2  # as `journal.format` has them
+WHOLE, SHORT, DAMAGED = 0, 1, 2  # as in `journal.format`
 
 
 def first_unfit(values: list[bytes], size: int) -> int:
-    """Return which of the values is the first with another size; -1: none is."""
+    """Return the index of the first value with another size; -1: none."""
     for row in range(len(values)):
         value = values[row]
         if len(value) != size:
@@ -27,7 +27,7 @@ def first_unfit(values: list[bytes], size: int) -> int:
 
 
 def encode(values: list[bytes], start: int, count: int, size: int) -> bytearray:
-    """Return the records of `count` values from `start` on. That each has `size` bytes was checked before."""
+    """Return the records of `count` values from `start` on. Their size was checked before."""
     out = bytearray(count * (size + CHECKSUM))
     data = network.room_in(out)
     at = 0
@@ -37,14 +37,14 @@ def encode(values: list[bytes], start: int, count: int, size: int) -> bytearray:
 
 
 def put(data: bytearray, at: int, size: int, value: bytes) -> int:
-    """Store one record at a place that has room for it, and return where it ends."""
+    """Store one record at an offset with enough room, and return its end."""
     network.put_bytes(data, at, value, size)
     network.put_u32(data, at + size, checksums.crc32(network.bytes_in(value), 0, size))
     return at + size + CHECKSUM
 
 
 def is_sound(data: bytes, at: int, size: int) -> bool:
-    """Return whether the item of the record at `at`, which is all there, has the checksum that stands behind it."""
+    """Return whether the item of the complete record at `at` matches the checksum after it."""
     return network.get_u32(data, at + size) == checksums.crc32(data, at, size)
 
 
@@ -89,7 +89,7 @@ def pass_over(content: bytes, sequence: int, most: int, size: int) -> tuple[int,
 
 
 def last_sound(content: bytes, size: int) -> int:
-    """Return the byte behind the last sound record, of bytes that begin with one; 0 if none is sound."""
+    """Return the byte after the last sound record, of bytes that begin with a record; 0 if none is sound."""
     data = network.bytes_in(content)
     record = size + CHECKSUM
     at = len(content) // record * record
@@ -99,7 +99,7 @@ def last_sound(content: bytes, size: int) -> int:
 
 
 def item_of(content: bytes, size: int) -> bytes | None:
-    """Return the item of a record; None if that is not whole and sound."""
+    """Return the item of a record; None if it is not whole and sound."""
     data = network.bytes_in(content)
     if len(content) != size + CHECKSUM or not is_sound(data, 0, size):
         return None

@@ -1,8 +1,8 @@
-"""The loops over frames: append, read, gather into columns, scan. Plain memory in, plain values out.
+"""The loops over frames: append, read, gather into columns, scan. Their input is plain memory, their output plain values.
 
 This is the only source of these algorithms. `setup.py` compiles the same file under the name `frames_c` with the C types of
-`frames_c.pxd`; `frames` chooses one of the two. It knows the ring and the control block as memory, and takes no decision that
-a reader or a writer could see: policies, gaps, waiting and files are the business of `spool`.
+`frames_c.pxd`; `frames` chooses one of the two. It treats the ring and the control block as memory, and takes no decision visible to a
+reader or a writer: policies, gaps, waiting and files belong to `spool`.
 
 **A frame** is `stored` bytes long, a multiple of 8, and starts at a position that is one:
 
@@ -12,15 +12,15 @@ a reader or a writer could see: policies, gaps, waiting and files are the busine
     word 3   type (8 bits), codec (8), key length (16; NO_KEY: none), CRC32C (high half)
     then     key, value, zeros
 
-The checksum covers the log id, the first 28 bytes of the frame, key and value. It is computed from private bytes only: by
-the writer before it copies them in, by the reader after it has copied them out.
+The checksum covers the log id, the first 28 bytes of the frame, key and value. It is computed only from private bytes: by the writer before
+it copies them in, by the reader after it has copied them out.
 
-**A position** counts the bytes ever reserved and never wraps; the byte lies at `position % capacity`. A frame never straddles
-the end of the ring: a pad frame fills the rest, or nothing does where not even a header fits.
+**A position** counts the bytes ever reserved and never wraps; the byte is at `position % capacity`. A frame never straddles the end of the
+ring: a pad frame fills the rest, or nothing if not even a header fits.
 
-**Publication.** `tail` and `next_seq` can't be stored at once, so there are two *marks* (tail, next_seq, last timestamp): the writer fills
-the one that doesn't belong to the current `tail` and then stores `tail`. The mark whose tail equals `tail` is the true one, at
-whatever instruction a writer was killed.
+**Publication.** `tail` and `next_seq` can't be stored together, so there are two *marks* (tail, next_seq, last timestamp). The writer fills
+the one that doesn't belong to the current `tail`, and then stores `tail`. The mark whose tail equals `tail` is valid, at whatever
+instruction a writer was killed.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ HEADER = 32  # bytes before the key
 PAD = 255  # codec of a pad frame
 NO_KEY = 0xFFFF  # key length of a record without a key
 DATA_START = 4096  # bytes of spool.dat before the ring
-LARGEST = 1 << 30  # bytes of a frame at most, however large the ring is: columns of a batch of records count in 32 bits
+LARGEST = 1 << 30  # most bytes of a frame, in a ring of any size: columns of a batch of records use 32-bit offsets
 LOW = 0xFFFFFFFF  # the low half of a word
-MOST_POSITION = 0xFFFFF80000000000  # so far from 2^64 that no sum of a position and a length wraps
-EVICTED = 1 << 32  # added to the generation of a commit that writers wait no more for
+MOST_POSITION = 0xFFFFF80000000000  # so far below 2^64 that no sum of a position and a length wraps
+EVICTED = 1 << 32  # added to the generation of a commit for which writers no longer wait
 BLOCK = 16  # the index has an entry for each 2**16 bytes of the ring
 NOTHING = 0xFFFFFFFFFFFFFFFF  # no position, no sequence
-ERA_BITS = 32  # a sequence without its lower bits is its era: every recovery lets the log go on in a later one
-AHEAD = 4096  # bytes of the ring that the processor is told of before they are needed
-STEP = 4096  # bytes that a batch makes room for at once
-WRITTEN_AHEAD = 8192  # as AHEAD, for a writer: more than a step, so that the headers it looks at there have come
+ERA_BITS = 32  # a sequence without its lower bits is its era: after every recovery the log continues in a later one
+AHEAD = 4096  # bytes of the ring that are prefetched
+STEP = 4096  # bytes for which a batch makes room at once
+WRITTEN_AHEAD = 8192  # as AHEAD, for a writer: more than a step, so that the headers it reads there have arrived
 
 # Words of the control block; `spool.format` declares them and asserts that they agree.
 HEAD = 32
@@ -57,12 +57,12 @@ MARKS = 41
 MARK_WORDS = 3
 SYNCED_SEQ = 49
 SYNC_ERROR = 50
-FLUSH_GROUP = 52  # the first word of those who wait for a flush; see `group_py`
+FLUSH_GROUP = 52  # the first word of the flush group; see `group_py`
 WANTED = 56
 RINGS = 58
 HOLDER = 64
 HOLDER_WORDS = 6
-PENDING = 70  # in the cache line of the holder's words, which each append looks at
+PENDING = 70  # in the cache line of the holder's words, which each append reads
 LOCK = 72  # the append lock; see `lock_py`
 MOVED = 80
 DROPPED = 81
@@ -75,32 +75,32 @@ SLOT_EVICTED = 1  # words within a slot, as the next two
 SLOT_NAME = 8
 SLOT_COMMITS = 16
 COMMIT_WORDS = 4
-TRIES = 100  # looks at a slot whose reader commits all the while
+TRIES = 100  # reads of a slot whose reader commits continuously
 RATES = 512
 RATE_WORDS = 3  # of a bucket
-BUCKETS = 64  # of a series; there are three, one behind the other: seconds, minutes, hours
+BUCKETS = 64  # of a series; there are three in a row: seconds, minutes, hours
 INDEX = 8192
 INDEX_WORDS = 3
 
 ECHO = 64  # words of the page before the ring: the tail, and the head
 HEAD_ECHO = 65
 
-SYNC_LOCK = 1  # the byte of the control block that the process locks that flushes
+SYNC_LOCK = 1  # the byte of the control block that a flushing process locks
 
-# What `parse` found at a position.
+# Results of `parse` at a position.
 FRAME = 0
 SKIP = 1
 BAD = 2
 
-# Why `fetch` and `gather` stopped.
+# Reasons why `fetch` and `gather` stopped.
 END = 0
 OVERRUN = 1
 DAMAGED = 2
 JUMPED = 3
 FULL = 4
-NO_ITEM = object()  # what `step` returns in place of one
+NO_ITEM = object()  # result of `step` without an item
 
-# What `append` returns in place of a sequence.
+# Results of `append` instead of a sequence.
 BUSY = -1
 FORKED = -2
 LOOK = -3
@@ -109,25 +109,25 @@ MOVED_ON = -5
 UNSETTLED = -6
 OUTDATED = -7
 
-LOOK_EVERY = 1_000_000_000  # ns after which a writer must see whether its log is still there
+LOOK_EVERY = 1_000_000_000  # ns after which a writer must check whether its log still exists
 WATCHES = 0  # byte of WANTED: a reader watches by inotify
-SLEEPS = 1  # and this one: a reader sleeps on RINGS
-MOST_AHEAD = 86_400_000_000_000  # ns that a caller's timestamp may lie after the clock
-SLICE = 50_000  # ns that a reader looks at the tail without a break
-BLIND = 5_000_000  # ns that a reader sleeps at once where writers may not wake it
+SLEEPS = 1  # the other byte: a reader sleeps on RINGS
+MOST_AHEAD = 86_400_000_000_000  # most ns of a caller's timestamp after the clock
+SLICE = 50_000  # ns that a reader polls the tail without a break
+BLIND = 5_000_000  # ns of a reader's sleep if writers can't wake it
 
 
 class Ring(group.Progress):
     """The memory of one log: the ring's bytes and the control block's words. Methods return values, never views.
 
-    **Safety.** Both views are checked once, when the object is made: they hold every byte that a method touches, whatever those bytes say.
-    `close` releases them, and a call that another thread has under way raises Closed. Compiled, a method is one step for all threads,
-    unless it waits or calls Python: one that does keeps the memory meanwhile, and calls `check_open` before it goes on. Interpreted, every
-    access to released memory raises.
+    **Safety.** Both views are checked once, when the object is created: they contain every byte that a method touches, whatever those bytes
+    are. `close` releases them, and a concurrent call of another thread raises Closed. Compiled, a method is one step for all threads,
+    unless it waits or calls Python: then it keeps the memory alive, and calls `check_open` before it continues. Interpreted, every access
+    to released memory raises.
     """
 
     def __init__(self, data: memoryview, control: memoryview, seed: int) -> None:
-        """Look at the ring `data` and the control block `control`; `seed` is the CRC32C register after the log id.
+        """Use the ring `data` and the control block `control`; `seed` is the CRC32C register after the log id.
 
         Raises ValueError for memory that is too short, has a length that isn't a multiple of 8, or doesn't begin at one.
         """
@@ -173,29 +173,29 @@ class Ring(group.Progress):
         self.words = self.control = native.no_words()
 
     def check_open(self) -> None:
-        """Raise Closed after `close`, and where `__init__` has not run."""
+        """Raise Closed after `close`, or if `__init__` has not run."""
         if self.closed or self.owner is None:
             raise Closed("the log was closed; open it again")
 
     def check_writable(self) -> None:
-        """Raise Closed as `check_open` does, and ValueError where the control block may only be read."""
+        """Raise Closed as `check_open` does, and ValueError if the control block is read-only."""
         self.check_open()
         if not self.may_store:
             raise ValueError("the memory of the control block is read-only")
 
     def check_word(self, at: int) -> None:
-        """Raise IndexError for the number of a word that the control block doesn't have."""
+        """Raise IndexError for a word that the control block doesn't have."""
         if not 0 <= at < self.control_words:
             raise IndexError(f"the control block has {self.control_words} words, and none with the number {at}")
 
     def head(self) -> int:
-        """Return the position of the oldest frame kept."""
+        """Return the position of the oldest frame."""
         self.check_open()
         head = native.load(self.control, HEAD)
         return self.bounded_head(head, native.load_after_reads(self.control, TAIL))
 
     def bounded_head(self, head: int, tail: int) -> int:
-        """Return `head`, or what it can be at most or at least if that is not possible: the control block is not to be trusted."""
+        """Return `head`, or its limit if it is impossible: the control block is not trusted."""
         if head > tail:
             return tail
         if tail - head > self.capacity:
@@ -203,32 +203,32 @@ class Ring(group.Progress):
         return head & ~7
 
     def tail(self) -> int:
-        """Return the position where the next frame will be written. Raises Corruption where no position can stand."""
+        """Return the position of the next frame. Raises Corruption for an impossible one."""
         self.check_open()
         tail = native.load(self.control, TAIL)
         self.check_position(tail)
         return tail
 
     def check_position(self, position: int) -> None:
-        """Raise Corruption if this is no position that a log comes to: a loop up to it would never end."""
+        """Raise Corruption for a position that no log reaches: a loop up to it would never end."""
         if position & 7 or position > MOST_POSITION:
-            raise Corruption("the control block says that the log ends where no frame can: it is damaged")
+            raise Corruption("the control block has an impossible end of the log: it is damaged")
 
     def ask_for_bell(self, way: int) -> int:
         """Ask the next writer to wake readers that watch by inotify (WATCHES) or sleep on `rings` (SLEEPS); return the tail after that.
 
-        Each way has a byte of its own, so that readers that ask at the same time don't undo each other's request.
+        Each kind has its own byte, so that concurrent readers don't undo each other's request.
         """
         self.check_writable()
         if not WATCHES <= way <= SLEEPS:
-            raise IndexError(f"readers are woken in the ways {WATCHES} and {SLEEPS}; none has the number {way}")
+            raise IndexError(f"readers are woken in the ways {WATCHES} and {SLEEPS}, not {way}")
         if self.flags[WANTED * 8 + way] == 0:
             self.flags[WANTED * 8 + way] = 1
         native.fence()
         return native.load(self.control, TAIL)
 
     def ring_bell(self) -> bool:
-        """After a store that readers wait for: wake sleepers, and return whether others watch by inotify. The memory must be writable."""
+        """After a store for which readers wait: wake sleepers, and return whether others watch by inotify. The memory must be writable."""
         self.check_writable()
         native.fence()
         if native.load(self.control, WANTED) == 0:
@@ -245,24 +245,24 @@ class Ring(group.Progress):
         native.wake_all(self.control, RINGS)
 
     def look(self, sequence: int) -> int:
-        """Say whether every record below `sequence` is on disk, for those who wait for a flush; see `Progress`."""
+        """Return whether every record below `sequence` is on disk, for waiters of a flush; see `Progress`."""
         self.check_open()
         synced = native.load(self.control, SYNCED_SEQ)
-        # What lies behind the end of the log is damage, and proves nothing.
+        # Bytes after the end of the log are damage, and prove nothing.
         is_done = sequence <= synced and synced <= self.mark()[1]
         if native.load_after_reads(self.control, SYNC_ERROR) != 0:
             return group.FAILED
         return group.DONE if is_done else group.WAITS
 
     def has_moved(self) -> bool:
-        """Return whether the log may lie in new files. It must be open."""
+        """Return whether the log may be in new files. It must be open."""
         return native.load(self.control, MOVED) != 0
 
     def wait_word(self, at: int, expected: int, longest: int) -> None:
-        """Sleep while word `at` of the control block is `expected`, `longest` ns at most; it may end early."""
+        """Sleep while word `at` of the control block is `expected`, at most `longest` ns; it may end early."""
         self.check_open()
         self.check_word(at)
-        owner = self.owner  # keeps the memory while another thread closes
+        owner = self.owner  # keeps the memory alive while another thread closes
         native.wait_word(self.control, at, expected, longest)
         del owner
 
@@ -275,7 +275,7 @@ class Ring(group.Progress):
     def mark(self) -> tuple[int, int, int]:
         """Return tail, next sequence and last timestamp as one writer published them.
 
-        Raises Corruption if the control block holds no mark for its tail.
+        Raises Corruption if the control block has no mark for its tail.
         """
         self.check_open()
         for _ in range(1000):
@@ -299,19 +299,19 @@ class Ring(group.Progress):
         return 0
 
     def offset_of(self, position: int) -> int:
-        """Return where in the ring the byte at `position` lies.
+        """Return the offset in the ring of the byte at `position`.
 
-        The start of the lap is remembered, since a division takes as long as half of everything else that a frame needs.
+        The start of the lap is cached, since a division takes half the time of the other work for a frame.
         """
         if position < self.lap or position - self.lap >= self.capacity:
             self.lap = position - position % self.capacity
         return position - self.lap
 
     def parse(self, position: int, end: int) -> int:
-        """Read the header at `position` into this object and return what it is; `end` bounds what may be believed.
+        """Read the header at `position` into this object and return its kind; `end` bounds the values to trust.
 
-        FRAME: a header whose lengths are possible. SKIP: no record; the next frame starts `stored` bytes on. BAD: neither.
-        Nothing is checked against the checksum yet.
+        FRAME: a header with possible lengths. SKIP: no record; the next frame starts `stored` bytes later. BAD: neither. The checksum is
+        not compared yet.
         """
         self.offset = offset = Ring.offset_of(self, position)
         room = self.capacity - offset
@@ -340,13 +340,13 @@ class Ring(group.Progress):
         return BAD
 
     def is_sound(self, offset: int) -> bool:
-        """Return whether the checksum of the frame that was just parsed agrees with its bytes in the ring."""
+        """Return whether the checksum of the frame that was just parsed matches its bytes in the ring."""
         state = native.crc32c_head(self.seed, self.stored | (self.content << 32), self.sequence_found, self.timestamp, self.tags)
         state = native.crc32c(state, self.data, offset + HEADER, self.content)
         return (state ^ LOW) == self.checksum
 
     def sequence_at(self, position: int, end: int) -> int:
-        """Return the sequence of the first sound frame at or behind skipped bytes at `position`, or NOTHING."""
+        """Return the sequence of the first sound frame at or after skipped bytes at `position`, or NOTHING."""
         self.check_open()
         while position < end:
             found = self.parse(position, end)
@@ -361,8 +361,8 @@ class Ring(group.Progress):
     def find_frame(self, position: int, end: int, least: int, most: int) -> int:
         """Return the position of the next sound frame from `position` on whose sequence is least..most, or `end`.
 
-        This is how a reader or a writer finds the chain again behind damage: every 8 bytes may start a frame,
-        and the checksum, which begins with the log id, tells which does.
+        A reader or a writer uses it to find the chain again after damage: every 8 bytes may start a frame, and the checksum, which begins
+        with the log id, decides.
         """
         self.check_open()
         return self.scan(position, end, least, most)
@@ -383,9 +383,9 @@ class Ring(group.Progress):
     def walk(self, position: int, end: int, sequence: int, timestamp: int) -> int:
         """Follow the chain from `position` to the first frame with at least this sequence and timestamp; or to `end`.
 
-        Stops at damage that may have been that frame: the caller reads on from there and finds the damage itself. Damage before it is
-        passed over; what a crash of the machine left there of an earlier lap is known by a sequence that goes back. `passed` is the
-        sequence after the last frame that was passed, 0 for none.
+        Stops at damage that may have been that frame: the caller reads on from there and finds the damage itself. Earlier damage is
+        skipped; leftovers of an earlier lap after a crash of the machine have a smaller sequence. `passed` is the sequence after the last
+        passed frame, 0 for none.
         """
         self.check_open()
         least = 0
@@ -410,14 +410,14 @@ class Ring(group.Progress):
     def goes_back(self, found: int, least: int) -> bool:
         """Return whether the frame or pad that `parse` found belongs before sequence `least`, to an earlier lap.
 
-        A crash of the machine may leave such ones where pages came too late. A pad has the sequence of the record behind it.
+        A crash of the machine may leave such frames in pages that were not written. A pad has the sequence of the record after it.
         """
         return (found == FRAME or self.stored >= HEADER) and self.sequence_found < least
 
     def entry(self, block: int) -> tuple[int, int, int]:
-        """Return what the index says of a block: position, sequence and timestamp of a frame; or NOTHING, 0, 0.
+        """Return the index entry of a block: position, sequence and timestamp of a frame; or NOTHING, 0, 0.
 
-        It is a hint: the writer may be changing it, and the frame may be gone. Check it against the frame.
+        It is a hint: the writer may be changing it, and the frame may be overwritten. Check it against the frame.
         """
         self.check_open()
         if not 0 <= block <= (self.capacity - 1) >> BLOCK:
@@ -432,12 +432,11 @@ class Ring(group.Progress):
 
 
 class FrameReader(Ring):
-    """A place in the log from which frames are copied out, one after the other, without a lock.
+    """A position in the log from which frames are copied out, one after the other, without a lock.
 
-    `position` and `sequence` say where the next frame should stand and which it should be; `stop` says why the last call
-    stopped: END, FULL (the caller's limit), OVERRUN (the frame at `position` is gone), DAMAGED (its bytes are wrong), or
-    JUMPED (it is sound, but a later one than expected; its sequence is `sequence_found`). `edge` is the word of the control block that
-    says up to where a follower reads: TAIL.
+    `position` and `sequence` are those of the next expected frame. `stop` is the reason why the last call stopped: END, FULL (the caller's
+    limit), OVERRUN (the frame at `position` is overwritten), DAMAGED (its bytes are wrong), or JUMPED (it is sound, but a later one than
+    expected; its sequence is `sequence_found`). `edge` is the word of the control block up to which a follower reads: TAIL.
     """
 
     def __init__(self, data: memoryview, control: memoryview, seed: int, position: int, sequence: int) -> None:
@@ -446,20 +445,20 @@ class FrameReader(Ring):
         self.sequence = sequence
         self.stop = END
         self.state: Any = native.one_state()
-        self.time: Any = 0  # the timestamp of the record before: those of one batch share the object
+        self.time: Any = 0  # the timestamp of the previous record: those of one batch share the object
         self.time_before = 0
         self.edge = TAIL
         self.is_woken = False
 
     def move(self, data: memoryview, control: memoryview, seed: int, position: int, sequence: int) -> None:
-        """Go on in the memory of the log's new files; what was copied out already stays in `items`."""
+        """Continue in the memory of the log's new files; prefetched records stay in `items`."""
         self.check_open()
         self.attach(data, control, seed)
         self.position = position
         self.sequence = sequence
 
     def next_frame(self, end: int) -> bool:
-        """Step over what is no record, and parse the frame at `position`; False if there is none, and `stop` says why."""
+        """Skip bytes without a record, and parse the frame at `position`; False if there is none, with the reason in `stop`."""
         while self.position < end:
             found = Ring.parse(self, self.position, end)
             if found == FRAME:
@@ -475,7 +474,7 @@ class FrameReader(Ring):
         return False
 
     def accept(self, state: int) -> bool:
-        """Decide on the frame that was copied out: `state` is the CRC32C register over the private copy."""
+        """Accept or reject the copied frame: `state` is the CRC32C register over the private copy."""
         if native.load_after_reads(self.control, HEAD) > self.position:
             self.stop = OVERRUN
             return False
@@ -490,19 +489,19 @@ class FrameReader(Ring):
         return True
 
     def reaches_next(self, end: int) -> bool:
-        """Step over bytes that hold no record; True if the frame at `position` then is the expected one. Otherwise `stop` says why not."""
+        """Skip bytes without a record; True if the frame at `position` then is the expected one. Otherwise `stop` has the reason."""
         if not self.next_frame(end):
             return False
         if self.sequence_found == self.sequence:
             return True
-        # The checksum where the frame is stored tells a later record from damage; nothing of it is handed out.
+        # The checksum of the stored frame distinguishes a later record from damage; none of it is returned.
         self.accept(native.crc32c(self.head_state(), self.data, self.offset + HEADER, self.content))
         return False
 
     def find(self, end: int) -> tuple[int, int, int, int] | None:
-        """Pass over the next frame before `end`, checked where it lies: offset and length of its value in the ring, then of the frame.
+        """Pass the next frame before `end`, checked in place: return offset and length of its value in the ring, then those of the frame.
 
-        None if there is none, and `stop` says why. Its bytes stay what they are only for as long as they are pinned.
+        None if there is none, with the reason in `stop`. Its bytes stay the same only while they are pinned.
         """
         self.check_open()
         if not self.next_frame(end):
@@ -515,9 +514,9 @@ class FrameReader(Ring):
         return offset + HEADER + self.key_length, length, offset, self.stored
 
     def check(self, end: int, limit: int) -> tuple[int, int]:
-        """Pass over up to `limit` frames before `end`, checked where they are stored.
+        """Pass up to `limit` frames before `end`, checked in place.
 
-        Return how many there are, and how many bytes their keys and values have. `stop` says why it stopped, as for `fetch`.
+        Return their number, and the size of their keys and values. `stop` has the reason of the end, as for `fetch`.
         """
         self.check_open()
         data = self.data
@@ -565,10 +564,10 @@ class FrameReader(Ring):
         return native.crc32c_head(self.seed, self.stored | (self.content << 32), self.sequence_found, self.timestamp, self.tags)
 
     def fetch(self, end: int, limit: int, make: Callable[..., Any] | None, out: list[Any] | None = None) -> list[Any]:
-        """Copy out up to `limit` frames that lie before `end`, and return them.
+        """Copy out up to `limit` frames before `end`, and return them.
 
-        Each becomes `make(sequence, timestamp, type, key, value, codec)`, or the value alone if `make` is None. out: the empty list to put
-        them in, for who may be interrupted before he gets hold of what is returned.
+        Each becomes `make(sequence, timestamp, type, key, value, codec)`, or only the value if `make` is None. out: an empty list for the
+        items, for a caller that may be interrupted before it gets the result.
         """
         self.check_open()
         if out is None:
@@ -579,16 +578,16 @@ class FrameReader(Ring):
             if item is NO_ITEM:
                 return out
             out.append(item)
-            if self.closed:  # by a signal handler, a destructor or another thread that ran in the midst of `make`
+            if self.closed:  # by a signal handler, a destructor or another thread that ran during `make`
                 return out
             count += 1
         self.stop = FULL
         return out
 
     def step(self, end: int, make: Callable[..., Any] | None) -> Any:
-        """Copy out the next frame before `end` and return what `fetch` makes of it; NO_ITEM if there is none, and `stop` says why.
+        """Copy out the next frame before `end` and return it as `fetch` does; NO_ITEM if there is none, with the reason in `stop`.
 
-        The header is read once, into local variables; the object changes only when the frame turned out sound. The reader must be open.
+        The header is read once, into local variables; the object changes only if the frame is sound. The reader must be open.
         """
         while True:
             words = self.words
@@ -631,22 +630,22 @@ class FrameReader(Ring):
         return make(sequence, self.time, tags & 0xFF, key, value, (tags >> 8) & 0xFF)
 
     def edge_now(self) -> int:
-        """Return the position up to which a follower may read now. Raises Corruption where no position can stand."""
+        """Return the position up to which a follower may read now. Raises Corruption for an impossible one."""
         tail = self.tail()
         self.check_word(self.edge)
         edge = native.load(self.control, self.edge)
         return edge if edge < tail else tail
 
     def has_more(self) -> bool:
-        """Return whether a follower may have something to read: behind `position`, or in the new files of a log that was resized."""
+        """Return whether a follower may have something to read: after `position`, or in the log's new files after a resize."""
         self.check_open()
         self.check_word(self.edge)
         return native.load(self.control, self.edge) > self.position or self.has_moved()
 
     def sleep_and_fetch(self, end: int, spin: int, ns: int, limit: int, make: Callable[..., Any] | None, out: list[Any]) -> list[Any]:
-        """Fetch the records that are there. If none is there after `end`, first look for `spin` of `ns`, then sleep, for new ones.
+        """Fetch the present records. If there is none after `end`, wait for new ones: first poll for `spin` of `ns`, then sleep.
 
-        Compiled, this is one step: a reader waits for all that happens between the wake-up and the record.
+        Compiled, this is one step: everything between the wake-up and the record delays a reader.
         """
         if self.position >= end:
             if not self.spin(spin) and not self.closed:
@@ -659,7 +658,7 @@ class FrameReader(Ring):
     def sleep(self, end: int, ns: int) -> None:
         """Sleep until a writer rings, up to `ns`, unless there is something after `end`; or until a signal, whose handler may raise."""
         self.check_open()
-        seen = native.load(self.control, RINGS)  # before the looks: a wake-up after them ends the sleep, even before it begins
+        seen = native.load(self.control, RINGS)  # before the checks: a later wake-up ends the sleep, even before it begins
         if self.may_store:
             self.ask_for_bell(SLEEPS)
         if self.is_woken or self.edge_now() != end:
@@ -667,7 +666,7 @@ class FrameReader(Ring):
             return
         if not self.may_store or self.has_moved():  # no writer rings, or none rings here any more
             ns = min(ns, BLIND)
-        owner = self.owner  # keeps the memory while another thread closes
+        owner = self.owner  # keeps the memory alive while another thread closes
         native.wait_word(self.control, RINGS, seen, ns)
         del owner
         native.check_signals()
@@ -675,17 +674,17 @@ class FrameReader(Ring):
     def wake(self) -> None:
         """End the sleep of the thread that reads here, or its next one. Any thread may call this."""
         self.is_woken = True
-        if not self.closed and self.may_store:  # otherwise it sleeps for a moment only
+        if not self.closed and self.may_store:  # otherwise it sleeps only briefly
             try:
                 self.rouse()
             except Closed:
                 pass
 
     def spin(self, ns: int) -> bool:
-        """Look for up to `ns` whether there is something to fetch, and return whether there is."""
+        """Poll for up to `ns` for something to fetch, and return whether there is."""
         self.check_open()
         self.check_word(self.edge)
-        owner = self.owner  # another thread may close us meanwhile
+        owner = self.owner  # another thread may close this object meanwhile
         words = self.control
         until = native.monotonic() + ns
         while not self.closed and not self.is_woken and ns > 0:
@@ -712,16 +711,16 @@ class FrameReader(Ring):
         values: memoryview,
         codecs: memoryview | None = None,
     ) -> int:
-        """Copy up to `limit` frames before `end` into columns as Arrow lays them out, and return how many.
+        """Copy up to `limit` frames before `end` into columns in Arrow's layout, and return their number.
 
-        sequences, timestamps: int64, `limit` long; types: int32, `limit` long; key_offsets, value_offsets: int32, `limit + 1`
-        long; key_bits: zeroed bytes, a set bit for each record that has a key; keys, values: bytes; codecs: `limit` bytes, or None. Stops
-        with FULL where the next record doesn't fit into `keys` or `values`.
+        sequences, timestamps: int64, `limit` long; types: int32, `limit` long; key_offsets, value_offsets: int32, `limit + 1` long;
+        key_bits: zeroed bytes, a set bit for each record that has a key; keys, values: bytes; codecs: `limit` bytes, or None. Stops with
+        FULL if the next record doesn't fit into `keys` or `values`.
         """
         self.check_open()
         most = min(len(sequences), len(timestamps), len(types), len(key_offsets) - 1, len(value_offsets) - 1, len(key_bits) * 8)
         if limit > most or most < 0 or (codecs is not None and limit > len(codecs)):
-            raise ValueError(f"the columns have no room for {limit} records")
+            raise ValueError(f"the columns are too short for {limit} records")
         sequence_column = native.numbers_at(sequences)
         timestamp_column = native.numbers_at(timestamps)
         type_column = native.halves_at(types)
@@ -804,19 +803,19 @@ class FrameReader(Ring):
 
 
 class Sleeper:
-    """Where a batch dozes: sleeps until one log has more records, and copies them out."""
+    """Lets a batch wait: sleeps until one log has more records, and copies them out."""
 
     def is_undisturbed(self) -> bool:
-        """Return whether nothing but records is expected."""
+        """Return whether only records are expected."""
         raise NotImplementedError
 
     def fetch(self, ns: int, most: int, make: Callable[..., Any] | None, out: list[Any]) -> bool:
-        """Add up to `most` records to `out`, after a sleep of up to `ns` if none is there; False if that takes more than a look here."""
+        """Add up to `most` records to `out`, after a sleep of up to `ns` if there is none; False if anything else has to be checked."""
         raise NotImplementedError
 
 
 class RingSleeper(Sleeper):
-    """Sleeps on the word `rings` of a spool, after it has looked for a record for `spin` ns."""
+    """Sleeps on the word `rings` of a spool, after polling for `spin` ns."""
 
     def __init__(self, reader: FrameReader, pair: Any, spin: int) -> None:
         self.reader = reader
@@ -827,7 +826,7 @@ class RingSleeper(Sleeper):
         refuse_copy(self)
 
     def is_undisturbed(self) -> bool:
-        """Return whether nothing was closed, and the log does not lie in new files."""
+        """Return whether nothing was closed, and the log is not in new files."""
         return not (self.reader.closed or self.reader.has_moved() or self.pair.is_closed)
 
     def fetch(self, ns: int, most: int, make: Callable[..., Any] | None, out: list[Any]) -> bool:
@@ -837,10 +836,10 @@ class RingSleeper(Sleeper):
 
 
 class Batch:
-    """What was copied out and is not handed out yet: the `items` from `at` on.
+    """Copied items that were not returned yet: the `items` from `at` on.
 
-    left: how many may be handed out; -1: no end. While nothing but records comes, the batch *runs*: it copies the next ones out by itself
-    when all are handed out. A follower's batch *dozes*: one step leads from the last record to the sleep, one from the wake-up to the next.
+    left: how many may be returned; -1: no limit. While there are only records, the batch *runs*: when all are returned it copies the next
+    ones itself. A follower's batch *dozes*: one step leads from the last record to the sleep, one from the wake-up to the next record.
     """
 
     def __init__(self, left: int) -> None:
@@ -854,16 +853,16 @@ class Batch:
         self.most = 0
         self.make: Callable[..., Any] | None = None
         self.dozed = 0
-        self.dozing = 0  # calls under way: a thread that closes the log meanwhile leaves its files to the one that dozes
+        self.dozing = 0  # calls under way: a thread that closes the log meanwhile leaves the release of its files to the waiting one
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         refuse_copy(self)
 
     def run(self, reader: Any, end: int, most: int, make: Callable[..., Any] | None) -> None:
-        """Copy the next items out where nothing is left, up to `most` of them: up to `end`, or up to the edge for NOTHING.
+        """Copy the next items when none is left, up to `most` of them: up to `end`, or up to the edge for NOTHING.
 
-        `make` runs no Python, and nothing else has to be done for a record. Everything else is left to `refill`; and all of it where a step
-        can be interrupted, since a record would be lost then, or the reader is of the other twin.
+        `make` runs no Python, and a record needs nothing else. Everything else is left to `refill`. So is all of it if a step can be
+        interrupted, since a record would be lost then, or if the reader is of the other twin.
         """
         if native.is_one_step() and isinstance(reader, FrameReader):
             self.end = end
@@ -872,7 +871,7 @@ class Batch:
             self.reader = reader
 
     def lie_down(self, sleeper: Sleeper, ns: int, most: int, make: Callable[..., Any] | None) -> None:
-        """Doze from now on where nothing is left, for up to `ns`; the rest is as for `Sleeper.fetch`."""
+        """Wait from now on when no item is left, for up to `ns`; the rest is as for `Sleeper.fetch`."""
         self.reader = None
         self.longest = ns
         self.most = most
@@ -880,7 +879,7 @@ class Batch:
         self.sleeper = sleeper
 
     def rise(self) -> int:
-        """Neither run nor doze any more, and return for how many ns the last doze lasted, if it was in vain."""
+        """Stop running and dozing, and return for how many ns the last wait lasted, if it was in vain."""
         self.reader = None
         self.sleeper = self.make = None
         dozed = self.dozed
@@ -888,18 +887,18 @@ class Batch:
         return dozed
 
     def is_filled(self, items: list[Any]) -> bool:
-        """Return whether there is something to hand out, now that something may have been copied out into `items`."""
-        if self.items is not items:  # a signal handler, or another thread, asked for a record meanwhile
+        """Return whether there is an item to return, after records may have been copied into `items`."""
+        if self.items is not items:  # a signal handler, or another thread, requested a record meanwhile
             self.items = self.items[self.at :] + items
             self.at = 0
         return self.at < len(self.items) and self.left != 0
 
     def doze(self, sleeper: Sleeper) -> bool:
-        """Sleep until there is something to hand out; False if that took too long or anything else is the matter: then look what it is."""
+        """Sleep until there is an item to return; False after the timeout, or if something else has to be checked."""
         began = native.monotonic()
         self.dozed = 0
         is_calm = True
-        self.dozing += 1  # before the look at `left`: another thread that closes us looks here after it has set that
+        self.dozing += 1  # before reading `left`: a closing thread reads this after it has set that
         try:
             while is_calm and self.dozed < self.longest and self.left != 0 and self.sleeper is sleeper and sleeper.is_undisturbed():
                 most = self.most if self.left < 0 or self.left > self.most else self.left
@@ -914,13 +913,13 @@ class Batch:
             self.dozing -= 1
 
     def clear(self) -> list[Any]:
-        """Forget what is there, and return the empty list that is there now."""
+        """Forget the items, and return the new empty list."""
         self.items = []
         self.at = 0
         return self.items
 
     def take(self, refill: Callable[[], Any]) -> Any:
-        """Return the next item; where none is left, what `refill()` returns: it counts that one itself, and raises StopIteration."""
+        """Return the next item; if none is left, the result of `refill()`: it counts that one itself, and raises StopIteration."""
         if self.left == 0:
             return refill()
         if self.at >= len(self.items):
@@ -942,7 +941,7 @@ class Batch:
         return self.items[at]
 
     def next_of(self, reader: FrameReader) -> Any:
-        """Return the next record of the files that the batch runs over; NO_ITEM if `refill` has to look at the log."""
+        """Return the next record of the files over which the batch runs; NO_ITEM if `refill` has to check the log."""
         if reader.closed or self.most == 0:
             return NO_ITEM
         self.most -= 1
@@ -950,7 +949,7 @@ class Batch:
 
 
 class Items:
-    """Iterates over what a batch hands out, refilling it; a loop over this is quicker than one over a Python object."""
+    """Iterates over the items of a batch, refilling it; a loop over this is faster than one over a Python object."""
 
     def __init__(self, batch: Batch, refill: Callable[[], Any]) -> None:
         self.batch = batch
@@ -967,11 +966,11 @@ class Items:
 
 
 class FrameWriter(Ring):
-    """The writing side: frames are put behind the tail, then published together.
+    """The writing side: frames are put after the tail, then published together.
 
     Everything here happens under the append lock. `append` takes the lock itself if no other handle holds it, and is one step for threads
-    and signal handlers in the compiled twin (`is_one_step`). The other methods are for the work that `locked` does.
-    `has_watchers`: readers that watch by inotify asked to be woken before a publication, and the caller wakes them.
+    and signal handlers in the compiled twin (`is_one_step`). The other methods are for work passed to `locked`. `has_watchers`: readers
+    that watch by inotify asked to be woken before a publication, and the caller wakes them.
     """
 
     def __init__(
@@ -987,12 +986,13 @@ class FrameWriter(Ring):
         data_fd: int = -1,
         front: Any = None,
     ) -> None:
-        """Look at writable memory; `holder` is the words that name this handle while it has `lock`, an AppendLock (None: it alone writes).
+        """Use writable memory; `holder` are the words that name this handle while it has `lock`, an AppendLock (None: it is the only
+        writer).
 
-        keeps_unread: what a durable reader has yet to read is not overwritten. expiry: ns after which one that hasn't moved is given up;
-        0: never. keeper: what keeps the descriptors open; it lives as long as this. data_fd: of the file whose locked bytes
-        are not overwritten; -1: there is none. front: the page before the ring; None: there is none. Raises ValueError for memory that
-        can't be a log's, or may only be read.
+        keeps_unread: pending records of a durable reader are not overwritten. expiry: ns without progress after which a reader is evicted;
+        0: never. keeper: the owner of the descriptors; this keeps it alive. data_fd: of the file whose locked bytes are not
+        overwritten; -1: there is none. front: the page before the ring; None: there is none. Raises ValueError for memory that can't be a
+        log's, or is read-only.
         """
         Ring.__init__(self, data, control, seed)
         if not self.may_store or not native.is_writable(data):
@@ -1008,14 +1008,14 @@ class FrameWriter(Ring):
         self.holder: Any = native.words_at(holder)
         self.process = native.process_id()
         self.is_one_step = native.is_one_step()
-        self.era = -1  # whose keys the value names that is being appended; -1: it names none
-        self.look_at = -1  # until when it need not look, ns since the Unix epoch; -1: for ever
+        self.era = -1  # of the keys of the value that is being appended; -1: it has none
+        self.look_at = -1  # no check is needed before this time, ns since the Unix epoch; -1: never
         self.has_watchers = self.has_sleepers = False  # each is cleared before the wake-up, so that none is lost between threads
         self.published = 0
         self.mark_at = 0
         self.end = 0
         self.batch_end = 0
-        self.padded = 0  # bytes of pads that are not published yet
+        self.padded = 0  # bytes of unpublished pads
         self.indexed = 0
         self.next_sequence = 0
         self.last_timestamp = 0
@@ -1032,7 +1032,7 @@ class FrameWriter(Ring):
     def append(
         self, key: bytes | None, value: bytes, type: int, codec: int, timestamp: int, era: int = -1, patience: int = 0
     ) -> int:
-        """Lock, append one record, publish, unlock; return its sequence. Nothing was done if that is BUSY, FORKED, LOOK, NO_ROOM,
+        """Lock, append one record, publish, unlock; return its sequence. Nothing was done if the result is BUSY, FORKED, LOOK, NO_ROOM,
         MOVED_ON, UNSETTLED or OUTDATED.
 
         timestamp -1 means now. era: of the keys that the value names, -1 if it names none; OUTDATED if the log is in another one, see
@@ -1084,8 +1084,8 @@ class FrameWriter(Ring):
     def append_many(self, keys: list[bytes | None] | None, values: list[Any], type: int, timestamp: int) -> range | None:
         """Lock, append a record for each value, publish all at once, unlock; return their sequences.
 
-        None if nothing was done: `append` would have returned one of its words in place of a sequence, or there is more to do than that. A
-        key or value may have to be encoded or refused; the records may be too many for one publication. Raises as `append` does.
+        None if nothing was done: `append` would have returned a result other than a sequence, or more work is needed. A key or value may
+        have to be encoded or refused, or the records may be too many for one publication. Raises the errors of `append`.
         """
         self.check_open()
         if len(values) == 0 or not native.is_bytes_in(values, 0) or self.lock.is_taken or native.process_id() != self.process:
@@ -1114,20 +1114,20 @@ class FrameWriter(Ring):
         return range(first, self.next_sequence)
 
     def locked(self, work: Callable[..., Any]) -> Any:
-        """Take the append lock, return what `work(self)` returns, and free the lock; None if another handle holds it.
+        """Take the append lock, return the result of `work(self)`, and free the lock; None if another handle holds it.
 
-        Compiled, no exception out of a signal handler comes between the lock and the work, or between the work and the unlock. Raises
-        Reentered if this handle holds the lock already: two appends would run into each other.
+        Compiled, no signal handler can raise between the lock and the work, or between the work and the unlock. Raises Reentered if this
+        handle holds the lock already: two appends would mix.
         """
         self.check_open()
         if self.lock.is_taken:
-            raise Reentered("a signal handler or destructor may not append to a handle in the middle of an append to it")
+            raise Reentered("a signal handler or destructor may not append to a handle during an append to it")
         try:
             if not self.lock.take(work):
                 return None
             return work(self)
         finally:
-            # Interpreted, an exception out of a signal handler may come as soon as it is taken, and before it is freed.
+            # Interpreted, a signal handler may raise as soon as it is taken, and before it is freed.
             try:
                 if self.lock.taken_by is work:
                     self.lock.free()
@@ -1139,15 +1139,15 @@ class FrameWriter(Ring):
                 self.ring()
 
     def close(self) -> None:
-        """Release the memory; the caller closes the lock's descriptor. Raises Reentered, and closes nothing, in the middle of an append."""
+        """Release the memory; the caller closes the lock's descriptor. During an append it raises Reentered, and closes nothing."""
         if self.lock is not None:
             if self.lock.is_taken:
-                raise Reentered("a signal handler or destructor may not close a handle in the middle of an append to it")
+                raise Reentered("a signal handler or destructor may not close a handle during an append to it")
             self.lock.close()
         self.front = native.no_words()
         self.front_owner = None
         Ring.close(self)
-        self.published = self.end  # frames that were put, and not published, never will be
+        self.published = self.end  # unpublished frames are never published
 
     def ring(self) -> None:
         """Wake the readers that asked and sleep. Not under the lock: a woken reader may run at once, on this processor."""
@@ -1156,13 +1156,13 @@ class FrameWriter(Ring):
             self.rouse()
 
     def begin(self) -> int:
-        """Under the lock: load where the log ends, and return its next sequence. Raises Moved where new files may have taken its place."""
+        """Under the lock: load the end of the log, and return its next sequence. Raises Moved if new files may have replaced it."""
         self.check_open()
         if native.load(self.control, MOVED) != 0:
             raise Moved("the log was resized")
         self.sign()
         if native.load(self.control, SYNC_ERROR) != 0:
-            raise Poisoned("a flush of this log to disk failed: it takes no more records; copy it to a sound disk")
+            raise Poisoned("a flush of this log to disk failed: it takes no more records; copy it to a working disk")
         tail = self.tail()
         at = self.find_mark(tail)
         if at == 0:
@@ -1180,7 +1180,7 @@ class FrameWriter(Ring):
         return self.next_sequence
 
     def sign(self) -> None:
-        """Under the lock: write down who holds it, unless the last holder was this handle too; finish what that one may have left."""
+        """Under the lock: store the holder, unless it was this handle before; finish the incomplete stores of the last one."""
         if native.load(self.control, HOLDER) == self.holder[0]:
             return
         for at in range(HOLDER_WORDS):
@@ -1190,10 +1190,10 @@ class FrameWriter(Ring):
             native.store(self.front, HEAD_ECHO, head)
 
     def admits(self, end: int) -> bool:
-        """Under the lock, after `begin`: return whether frames up to `end` overwrite nothing that a durable reader has yet to read.
+        """Under the lock, after `begin`: return whether frames up to `end` overwrite no pending record of a durable reader.
 
-        The slots are looked at only where the `floor`, the lowest place that was found the last time, stands in the way, or one was taken
-        or went back since. A reader that moved on meanwhile makes the floor too low, never too high.
+        The slots are read only if the `floor`, the lowest position found the last time, is in the way, or a slot was taken or moved back
+        since. A reader that moved on meanwhile makes the floor too low, never too high.
         """
         if not self.keeps_unread:
             return True
@@ -1205,7 +1205,7 @@ class FrameWriter(Ring):
         return end <= self.floor + self.capacity
 
     def find_floor(self, end: int) -> int:
-        """Return the lowest place at which a durable reader holds the log; `end` if none does."""
+        """Return the lowest position that a durable reader protects; `end` if none does."""
         head = native.load(self.control, HEAD)
         floor = end
         for slot in range(SLOTS):
@@ -1217,9 +1217,9 @@ class FrameWriter(Ring):
         return floor
 
     def held_at(self, at: int, head: int, end: int) -> int:
-        """Return the place at which the reader in the slot at word `at` holds the log; `end` if it was given up.
+        """Return the position that the reader in the slot at word `at` protects; `end` if it was evicted.
 
-        One whose place can't be known, because its slot is damaged, holds everything: a person has to decide.
+        One with an unknown position, because its slot is damaged, protects everything: the operator has to decide.
         """
         if not self.find_commit(at):
             return head
@@ -1231,13 +1231,13 @@ class FrameWriter(Ring):
             return place
         native.store(self.control, at + SLOT_EVICTED, mark)
         native.fence()
-        # The reader commits, then looks whether it was given up; we do it the other way round. One of us sees the other.
+        # The reader commits, then checks whether it was evicted; the writer does it in the opposite order. One of them sees the other.
         if self.find_commit(at) and (EVICTED | self.generation) != mark:
             return self.place if self.place > head else head
         return end
 
     def is_expired(self, place: int) -> bool:
-        """Return whether a reader that last moved at `moved` has had something to read at `place` for longer than `expiry`."""
+        """Return whether a reader that last moved at `moved` has had pending records at `place` for longer than `expiry`."""
         if self.expiry == 0 or place >= self.published:
             return False
         now = native.now()
@@ -1249,7 +1249,7 @@ class FrameWriter(Ring):
         return now - since > self.expiry
 
     def find_commit(self, at: int) -> bool:
-        """Find the commit that counts of the slot at word `at`, in `place`, `moved` and `generation`; False if none is sound."""
+        """Find the valid commit of the slot at word `at`, and set `place`, `moved` and `generation`; False if none is sound."""
         for _ in range(TRIES):
             state = native.crc32c(self.seed, self.flags, (at + SLOT_NAME) * 8, (SLOT_COMMITS - SLOT_NAME) * 8)
             found = False
@@ -1273,7 +1273,7 @@ class FrameWriter(Ring):
         return False
 
     def end_of(self, position: int, content: int) -> int:
-        """Return the position behind a frame with `content` bytes of key and value that is put at `position` or behind a pad there."""
+        """Return the position after a frame with `content` bytes of key and value that is put at `position` or after a pad there."""
         stored = (HEADER + content + 7) & ~7
         room = self.capacity - self.offset_of(position)
         if room < stored:
@@ -1281,14 +1281,14 @@ class FrameWriter(Ring):
         return position + stored
 
     def end_of_value(self, position: int, key: bytes | None, value: bytes) -> int:
-        """Return the position behind a record that is put at `position`; a record that is too large is left to `put` to refuse."""
+        """Return the position after a record that is put at `position`; a record that is too large is refused by `put`."""
         content = len(value) if key is None else len(key) + len(value)
         if HEADER + content > self.capacity >> 2:
             return position
         return self.end_of(position, content)
 
     def end_of_many(self, position: int, keys: list[bytes | None] | None, values: list[bytes]) -> int:
-        """Return the position behind the records that `put_many` would put at `position`."""
+        """Return the position after the records if `put_many` put them at `position`."""
         for at, value in enumerate(values):
             position = self.end_of_value(position, None if keys is None else keys[at], value)
         return position
@@ -1302,7 +1302,7 @@ class FrameWriter(Ring):
         has_key: memoryview | None,
         value_offsets: memoryview,
     ) -> int:
-        """Return the position behind the records that `put_columns` would put at `position`."""
+        """Return the position after the records if `put_columns` put them at `position`."""
         for at in range(count):
             row = at if rows is None else rows[at]
             content = value_offsets[row + 1] - value_offsets[row]
@@ -1312,7 +1312,7 @@ class FrameWriter(Ring):
         return position
 
     def put_value(self, key: bytes | None, value: bytes, type: int, codec: int, timestamp: int) -> None:
-        """Put one record after the end, unpublished. A timestamp smaller than the last one becomes the last one."""
+        """Put one record after the end, unpublished. A timestamp smaller than the last one is raised to it."""
         key_length = 0
         key_tag = NO_KEY
         if key is not None:
@@ -1349,8 +1349,8 @@ class FrameWriter(Ring):
     def make_way(self, content: int) -> int:
         """Prepare to put a record of `content` bytes of key and value at `end`; return the position up to which frames need no other call.
 
-        Publishes earlier frames where it must, and gives up the oldest ones. Where the record doesn't fit before the end of the ring, a pad
-        fills it, and `end` moves. Afterwards `lap` is that of all positions up to the returned one. Raises TooLarge, Pinned.
+        Publishes earlier frames if necessary, and drops the oldest ones. If the record doesn't fit before the end of the ring, a pad fills
+        it, and `end` moves. Afterwards `lap` is that of all positions up to the returned one. Raises TooLarge, Pinned.
         """
         stored = (HEADER + content + 7) & ~7
         quarter = min(self.capacity >> 2, LARGEST)
@@ -1359,12 +1359,12 @@ class FrameWriter(Ring):
                 f"a record of {content} bytes takes {stored} with its header; a ring of {self.capacity} bytes holds at most {quarter}"
             )
         if self.end - self.published - self.padded + stored > quarter and self.end > self.published:
-            # Frames that nobody can read yet must never fill the ring.
+            # Unpublished frames must never fill the ring.
             self.publish()
         room = self.capacity - Ring.offset_of(self, self.end)
         head = self.make_room(self.end + stored if room >= stored else self.end + room + stored)
         if head == NOTHING:
-            raise Pinned("no room: a view that is open in some process pins the oldest records")
+            raise Pinned("no room: an open view of some process pins the oldest records")
         offset = Ring.offset_of(self, self.end)  # again: `make_room` may have changed `lap`
         if room < stored:
             self.put_pad(offset, room)
@@ -1372,7 +1372,7 @@ class FrameWriter(Ring):
         return min(self.end + room, head + self.capacity, self.published + self.padded + quarter)
 
     def put_pad(self, offset: int, room: int) -> None:
-        """Fill the last `room` bytes of the ring, from `end` on, with a pad; bytes too few for a header stay as they are."""
+        """Fill the last `room` bytes of the ring, from `end` on, with a pad; if a header doesn't fit they stay unchanged."""
         self.padded = room
         if room >= HEADER:
             at = offset >> 3
@@ -1381,24 +1381,24 @@ class FrameWriter(Ring):
             self.words[at + 1] = self.next_sequence
             self.words[at + 2] = 0
             self.words[at + 3] = (PAD << 8) | ((state ^ LOW) << 32)
-            # What a writer that died here had put but never published must not be found behind a damaged pad.
+            # Unpublished frames of a dead writer here must not be found after a damaged pad.
             native.clear(self.data, offset + HEADER, room - HEADER)
         self.end += room
 
     def make_room(self, end: int) -> int:
-        """Give up the oldest frames until the bytes up to position `end` fit, before any byte of them is overwritten; return the head.
+        """Drop the oldest frames until the bytes up to position `end` fit, before any byte of them is overwritten; return the head.
 
-        Inside a batch, up to `STEP` bytes more, if the batch needs them. NOTHING if one of the frames is pinned: none was given up then.
+        Within a batch, up to `STEP` bytes more, if the batch needs them. NOTHING if one of the frames is pinned: then none was dropped.
 
-        What can't be right is passed over to the next sound frame: damage never stops a writer. `min_seq` never goes down, and the head
-        comes to stand at a frame that belongs there: no frame with this sequence or a later one is left over from an earlier lap.
+        Damage is skipped up to the next sound frame: it never stops a writer. `min_seq` never decreases, and the head ends at a frame that
+        belongs there: no frame with this sequence or a later one is a leftover of an earlier lap.
         """
         head = Ring.bounded_head(self, native.load(self.control, HEAD), self.published)
         if end - head <= self.capacity:
             return head
         end = max(end, min(self.batch_end, self.published + (self.capacity >> 2), end + STEP))
         words, capacity, published = self.words, self.capacity, self.published
-        lap = self.lap  # of `end`, and no division is needed to find that of the head
+        lap = self.lap  # of `end`; so that of the head needs no division
         while head < lap:
             lap -= capacity
         before = head
@@ -1441,7 +1441,7 @@ class FrameWriter(Ring):
             native.store(self.control, HEAD, before)
             native.store(self.control, MIN_SEQ, least_before)
             return NOTHING
-        native.store(self.front, HEAD_ECHO, head)  # nothing takes the head back now, and nothing is overwritten yet
+        native.store(self.front, HEAD_ECHO, head)  # the head is final now, and nothing is overwritten yet
         return head
 
     def has_pins(self) -> bool:
@@ -1449,7 +1449,7 @@ class FrameWriter(Ring):
         return native.load(self.control, PINS) != 0
 
     def would_overwrite_pinned(self, end: int) -> bool:
-        """Under the lock, after `begin`: return whether frames up to position `end` would overwrite what is pinned at this moment."""
+        """Under the lock, after `begin`: return whether frames up to position `end` would overwrite pinned bytes."""
         head = Ring.bounded_head(self, native.load(self.control, HEAD), self.published)
         if end - head <= self.capacity:
             return False
@@ -1457,9 +1457,9 @@ class FrameWriter(Ring):
         return self.has_pins() and self.is_pinned(head, stop)
 
     def is_pinned(self, start: int, end: int) -> bool:
-        """Under the lock: return whether a byte between two positions is pinned; take the word `pins` back where nothing is.
+        """Under the lock: return whether a byte between two positions is pinned; reset the word `pins` if none is.
 
-        A reader locks, stores the word, then looks at head; so what locks after our last look stores it after us.
+        A reader locks, stores the word, then reads the head; so a lock after our last check stores it after us.
         """
         if self.data_fd < 0:
             return False
@@ -1478,7 +1478,7 @@ class FrameWriter(Ring):
         return False
 
     def may_be_oldest(self, found: int, least: int, position: int) -> bool:
-        """Return whether the frame or pad at `position` can be believed; the checksum is asked only if the sequence isn't `least`."""
+        """Return whether the frame or pad at `position` can be trusted; the checksum is compared only if the sequence isn't `least`."""
         if found == FRAME:
             if self.sequence_found == least:
                 return True
@@ -1500,7 +1500,7 @@ class FrameWriter(Ring):
         native.store(self.control, at, position | 1)
 
     def publish(self) -> None:
-        """Make every frame that was put visible and safe from the death of this process, with one store."""
+        """Make every put frame visible, and safe from a crash of this process, with one store."""
         if self.end == self.published:
             return
         self.count()
@@ -1522,10 +1522,10 @@ class FrameWriter(Ring):
                 self.has_sleepers = True
 
     def count(self) -> None:
-        """Enter what is about to be published in the rates, under the clock's time.
+        """Count the records to be published in the rates, at the clock's time.
 
-        A bucket of another time is emptied first, whether that was before or, by a clock that has been set back, after. A writer
-        that is killed here has counted what it never published, perhaps not in all three series.
+        A bucket of another time, earlier or (after the clock was set back) later, is emptied first. A writer that is killed here has
+        counted records that it never published, perhaps not in all three series.
         """
         at = RATES
         number = self.clock // 1_000_000_000
@@ -1547,8 +1547,8 @@ class FrameWriter(Ring):
     ) -> None:
         """Put a record for each value; `codecs` has one byte for each (None: 0 for all). timestamp -1 means now.
 
-        stored: bytes of the ring that the records take at least, all together; so much room is made at once. Raises TypeError where a value
-        isn't `bytes`, or a key can't be one.
+        stored: least bytes of the ring for all records together; so much room is made at once. Raises TypeError if a value isn't `bytes`,
+        or a key is invalid.
         """
         self.check_open()
         count = len(values)
@@ -1598,7 +1598,7 @@ class FrameWriter(Ring):
         self.batch_end = 0
 
     def put_copy(self, sequence: int, timestamp: int, type: int, key: bytes | None, value: bytes, codec: int) -> None:
-        """Put a record of another log under its own sequence, which must not lie before the next one."""
+        """Put a record of another log with its own sequence, which must not be before the next one."""
         self.check_open()
         if sequence < self.next_sequence:
             raise Corruption(f"record {sequence} comes after record {self.next_sequence - 1}: the log is damaged")
@@ -1619,10 +1619,10 @@ class FrameWriter(Ring):
         timestamps: memoryview | None,
         stored: int = 0,
     ) -> None:
-        """Put a record for each of the `count` row numbers in `rows` (int32; None: 0, 1, 2 ...), out of columns as Arrow lays them out.
+        """Put a record for each of the `count` row numbers in `rows` (int32; None: 0, 1, 2 ...), from columns in Arrow's layout.
 
-        key_offsets, value_offsets: int32, one more than there are rows; has_key: a byte for each row, 0 for no key (None: no keys);
-        types: a byte for each row (None: 0); timestamps: int64, -1 for now (None: now for all); stored: as in `put_many`.
+        key_offsets, value_offsets: int32, one more than there are rows; has_key: a byte for each row, 0 for no key (None: no keys); types:
+        a byte for each row (None: 0); timestamps: int64, -1 for now (None: now for all); stored: as in `put_many`.
         """
         self.check_open()
         key_data = native.bytes_at(keys)
@@ -1672,7 +1672,7 @@ class FrameWriter(Ring):
 
 
 class Bulk:
-    """Records for `FrameWriter.append_many`: the work that is done under the lock."""
+    """Records for `FrameWriter.append_many`: the work under the lock."""
 
     def __init__(self, keys: list[bytes | None] | None, values: list[Any], type: int, timestamp: int) -> None:
         self.keys = keys
@@ -1688,7 +1688,7 @@ class Bulk:
 
 
 class Single:
-    """The appends of a log, one per call: between the caller and the loops stands what is compiled, and nothing else."""
+    """The single appends of a log, with only compiled code between the caller and the loops."""
 
     def __init__(self) -> None:
         self._writer: FrameWriter | None = None
@@ -1707,13 +1707,13 @@ class Single:
         """Append one record and return its sequence; it survives a crash of this process when the call returns.
 
         value: bytes, str, or any value that the log's codec takes. key: bytes, str (stored as UTF-8), or None for no key. type: 0..255,
-        yours. timestamp: ns since the Unix epoch; the clock's by default, and at most a day after it. One earlier than the last record's
-        becomes that record's. timeout: seconds to wait for the lock and for room (default: the handle's). durable: return when the
-        record is on disk, in a flush that all waiting callers share; a handle of the level "disk" always does.
+        chosen by the caller. timestamp: ns since the Unix epoch; by default the clock's, and at most a day after it. An earlier one than
+        the last record's is raised to that. timeout: seconds to wait for the lock and for room (default: the handle's). durable: return
+        when the record is on disk; all waiting callers share one flush. A handle of the level "disk" always does this.
 
-        Raises Unencodable, TooLarge, Unsupported, TypeError and ValueError for the arguments, LockTimeout, SpoolFull, Poisoned, Corruption,
-        TimeUnknown, Closed, Reentered, LogVanished, or the system's OSError (no space, no permission): nothing was written then. If only
-        the flush fails, the record was appended: NotDurable, or Poisoned with a note, says so.
+        Raises Unencodable, TooLarge, Unsupported, TypeError and ValueError for the arguments. Raises LockTimeout, SpoolFull, Poisoned,
+        Corruption, TimeUnknown, Closed, Reentered, LogVanished, or the system's OSError (no space, no permission). Nothing was written
+        then. If only the flush fails, the record was appended, and the error is NotDurable, or Poisoned with a note.
         """
         sequence = self.append_at_once(value, key, type, timestamp, durable)
         if sequence >= 0:
@@ -1721,7 +1721,7 @@ class Single:
         return self.append_slowly(value, key, type, timestamp, timeout, durable)
 
     def append_at_once(self, value: Any, key: Any, type: Any, timestamp: Any, durable: Any) -> int:
-        """Append a record in one step and wake who waits for it; see `FrameWriter.append`. BUSY where that takes more than one."""
+        """Append a record in one step and wake its waiters; see `FrameWriter.append`. BUSY if it needs more than one step."""
         if not isinstance(self._writer, FrameWriter) or durable or self.is_durable:
             return BUSY
         writer = self._writer
@@ -1737,7 +1737,9 @@ class Single:
     def append_slowly(
         self, value: Any, key: bytes | str | None, type: int, timestamp: int | None, timeout: float | None, durable: bool
     ) -> int:
-        """Append what needs more than one step: to encode the value, to wait for the lock or the disk, to raise for the arguments."""
+        """Append a record that needs more than one step: to encode the value, to wait for the lock or the disk, or to raise for the
+        arguments.
+        """
         raise NotImplementedError
 
     def ring(self, writer: FrameWriter) -> None:
@@ -1746,14 +1748,14 @@ class Single:
 
 
 class FrameSurvey(Ring):
-    """Finds every sound frame, in whatever state a crash of the machine left the ring; erases leftovers, and fills the index.
+    """Finds every sound frame in a ring in any state after a crash of the machine; erases leftovers, and fills the index.
 
-    A *run* is a row of sound frames that touch each other, each with the sequence after the one before; `start`, `position` (behind it),
-    `first`, `last`, `newest` (the last timestamp) and `frames` tell of the one that `next_run` found. A sound pad is a run without frames.
+    A *run* is a row of adjacent sound frames with consecutive sequences. `start`, `position` (its end), `first`, `last`, `newest` (the last
+    timestamp) and `frames` describe the one found by `next_run`. A sound pad is a run without frames.
     """
 
     def __init__(self, data: memoryview, control: memoryview, seed: int) -> None:
-        """Look at the ring; `erase` needs it writable, `clear_index` and `enter_run` the control block."""
+        """Use the ring; it must be writable for `erase`, and the control block for `clear_index` and `enter_run`."""
         Ring.__init__(self, data, control, seed)
         self.may_erase = native.is_writable(data)
         self.start = 0
@@ -1766,8 +1768,8 @@ class FrameSurvey(Ring):
     def next_run(self, position: int, stop: int, least: int, split: int) -> bool:
         """Find the first run from `position` on whose sequences are at least `least`; False if none starts before `stop`.
 
-        A run ends before the sequence `split`. Sound frames that are older are passed over whole; everywhere else every 8 bytes may
-        start a frame, also behind the header of a pad: what lies there may be of a later lap.
+        A run ends before the sequence `split`. Older sound frames are skipped whole; everywhere else every 8 bytes may start a frame, also
+        after the header of a pad, where bytes may be of a later lap.
         """
         self.check_open()
         end = stop + self.capacity
@@ -1791,13 +1793,13 @@ class FrameSurvey(Ring):
         return False
 
     def step(self, offset: int) -> int:
-        """Return how far the next place is at which a frame may start: a page that is all zeros has none."""
+        """Return the distance to the next offset at which a frame may start: a page of zeros has none."""
         if offset & 4095 == 0 and offset + 4096 <= self.capacity and native.is_zero(self.data, offset, 4096):
             return 4096
         return 8
 
     def follow(self, position: int, stop: int, split: int) -> None:
-        """Take in the run that begins with the frame just parsed, at `position`."""
+        """Extend the run that begins with the frame just parsed, at `position`."""
         end = stop + self.capacity
         self.start = position
         self.first = self.sequence_found
@@ -1830,9 +1832,9 @@ class FrameSurvey(Ring):
                 self.words[at] = 0
 
     def cut(self, position: int, end: int, least: int) -> None:
-        """Overwrite the first word of a damaged frame between these positions that would reach beyond `end`, where something else begins.
+        """Overwrite the first word of a damaged frame between these positions that would extend past `end`, into other data.
 
-        Who makes room goes from header to header without a look at checksums, and would pass over what stands there.
+        A writer that makes room moves from header to header without comparing checksums, and would skip that data.
         """
         self.check_erasable()
         while position < end:
@@ -1845,7 +1847,7 @@ class FrameSurvey(Ring):
                 self.words[at] = 0
 
     def check_erasable(self) -> None:
-        """Raise Closed as `check_open` does, and ValueError where the ring may only be read."""
+        """Raise Closed as `check_open` does, and ValueError if the ring is read-only."""
         self.check_open()
         if not self.may_erase:
             raise ValueError("the memory of the ring is read-only")
@@ -1860,7 +1862,7 @@ class FrameSurvey(Ring):
     def enter_run(self, position: int, end: int) -> None:
         """Enter the first frame of each block between these positions in the index; every frame there is sound.
 
-        Runs are entered in the order of their positions, into an index that was cleared.
+        Runs are entered in the order of their positions, into a cleared index.
         """
         self.check_writable()
         while position < end and self.parse(position, end) == FRAME:
@@ -1896,14 +1898,14 @@ def is_record(lengths: int, tags: int, room: int) -> bool:
 
 
 def judge(head: int, position: int, state: int, tags: int) -> int:
-    """Return why the frame at `position`, which was copied out before `head` was loaded, counts for nothing; FULL if it is sound."""
+    """Return why the frame at `position`, which was copied out before `head` was loaded, is void; FULL if it is sound."""
     if head > position:
         return OVERRUN
     return FULL if (state ^ LOW) == tags >> 32 else DAMAGED
 
 
 def are_plain(key: bytes | None, type: int, timestamp: int | None) -> bool:
-    """Return whether these fit into a frame as they are, and the timestamp is none that the log refuses."""
+    """Return whether these fit into a frame unchanged, and the log doesn't refuse the timestamp."""
     if key is not None and not (native.is_bytes(key) and len(key) < NO_KEY):
         return False
     return 0 <= type <= 255 and (timestamp is None or 0 <= timestamp <= native.now() + MOST_AHEAD)
@@ -1936,9 +1938,10 @@ def fits(keys: list[Any] | None, values: list[Any], at: int) -> bool:
 
 
 def measure(keys: list[Any] | None, values: list[Any]) -> tuple[int, int]:
-    """Return the bytes of the longest record's key and value, and those of the ring that all take but for a pad.
+    """Return the size of the longest record's key and value, and the bytes that all take in the ring without a pad.
 
-    -1, 0 if something can't be stored: a value that isn't `bytes`, a key that is neither that nor None, or too long, or not one for each.
+    -1, 0 if something can't be stored: a value that isn't `bytes`, a key that is neither `bytes` nor None, or too long, or a wrong number
+    of keys.
     """
     longest = 0
     total = 0
@@ -1957,7 +1960,7 @@ def measure(keys: list[Any] | None, values: list[Any]) -> tuple[int, int]:
 
 
 def measure_columns(count: int, key_offsets: memoryview, has_key: memoryview | None, value_offsets: memoryview) -> tuple[int, int]:
-    """Return the bytes of the longest key, and of the largest key and value together, of `count` rows as `put_columns` takes them."""
+    """Return the size of the longest key, and of the largest key and value together, of `count` rows for `put_columns`."""
     longest_key = 0
     largest = 0
     for row in range(count):

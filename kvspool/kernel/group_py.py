@@ -1,14 +1,14 @@
-"""The group commit: one flush for all who wait for one, in words that processes share.
+"""The group commit: one flush for all waiting callers, in words that processes share.
 
-A handle that wants records on disk comes with the sequence below which they lie. If no other one flushes, it leads: it takes the lock of
-a byte, flushes for all, and leaves. The others sleep until it has left, and look how far all is on disk by then: they are done, or one of
-them leads. A `Progress`, which the log has, says how far that is; see `frames_py` and `tail_py`.
+A handle that needs its records on disk passes the sequence below which they are. If no other one flushes, it leads: it locks a byte,
+flushes for all, and leaves. The others sleep until it has left, and check the synced sequence: they are done, or one of them leads. A
+`Progress` of the log knows the synced sequence; see `frames_py` and `tail_py`.
 
-**A byte proves life.** The lock is one of an open file description: the kernel gives it back when the leader dies. That wakes nobody, so no
+**A byte proves life.** The lock is one of an open file description: the kernel frees it when the leader ends. That wakes no process, so no
 sleep is longer than `LONGEST_SLEEP`.
 
-**Gathering.** The next group gathers while a flush is under way, and for a moment after it, until as many have come as it has woken.
-What the words `CAME`, `BEGAN` and `GOAL` say of that is a hint: at worst a flush begins `LONGEST_GATHER` later.
+**Gathering.** The next group gathers during a flush, and for a moment after it, until as many have arrived as it has woken. The words
+`CAME`, `BEGAN` and `GOAL` for this are hints: at worst a flush begins `LONGEST_GATHER` later.
 
 This source is also compiled, like `frames_py`.
 """
@@ -23,13 +23,13 @@ from kvspool.errors import Closed
 from kvspool.system.handles import refuse_copy
 
 # Words of a group.
-FLUSHES = 0  # how often a leader has left: the word that the others sleep on
-CAME = 1  # how often somebody came
+FLUSHES = 0  # how often a leader has left: the word on which the others sleep
+CAME = 1  # number of arrivals
 BEGAN = 2  # `CAME` when the last flush began
-GOAL = 3  # `CAME` when those who were woken have come again
+GOAL = 3  # `CAME` when all woken ones have returned
 WORDS = 4
 
-# What `look` and `come` find.
+# Results of `look` and `come`.
 WAITS = 0
 DONE = 1
 LEADS = 2
@@ -37,12 +37,12 @@ LATE = 3
 FAILED = 4
 
 WORD = 0xFFFFFFFFFFFFFFFF
-LONGEST_SLEEP = 2_000_000  # ns until a look whether the leader lives
-LONGEST_GATHER = 100_000  # ns that a flush waits for those whom the one before has woken
+LONGEST_SLEEP = 2_000_000  # ns until a check whether the leader is alive
+LONGEST_GATHER = 100_000  # ns that a flush waits for those woken by the previous one
 
 
 class Progress:
-    """How far a log is on disk: what a group waits for."""
+    """The synced sequence of a log, for which a group waits."""
 
     def look(self, sequence: int) -> int:
         """Return DONE if every record below `sequence` is on disk, FAILED if a flush failed, otherwise WAITS. Raises Closed, Corruption."""
@@ -50,10 +50,10 @@ class Progress:
 
 
 class FlushGroup:
-    """One handle's part in a group. Threads of one handle share the lock, so one of them at most is the `leader`."""
+    """One handle's part in a group. Threads of one handle share the lock, so at most one of them is the `leader`."""
 
     def __init__(self, progress: Progress, memory: memoryview, at: int, lock_byte: int) -> None:
-        """Look at `WORDS` words of writable memory, from word `at` on. Set `lock_fd`, the descriptor of the lock, before `come`."""
+        """Use `WORDS` words of writable memory, from word `at` on. Set `lock_fd`, the descriptor of the lock, before `come`."""
         if at < 0 or len(memory) < 8 * (at + WORDS) or not native.is_writable(memory):
             raise ValueError(f"a flush group has {WORDS} words of memory that may be written to, not read-only; {at} is the first one")
         self.progress = progress
@@ -64,14 +64,14 @@ class FlushGroup:
         self.lock_fd = -1
         self.leader = 0  # the thread of this handle that flushes
         self.guard: Any = threading.RLock()
-        self.size = 0  # how many the flush under way is for, roughly
+        self.size = 0  # approximate number of callers of the present flush
         self.is_open = True
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         refuse_copy(self)
 
     def check_open(self) -> None:
-        """Raise Closed after `close`, and where `__init__` has not run."""
+        """Raise Closed after `close`, or if `__init__` has not run."""
         if not self.is_open:
             raise Closed("the log was closed; open it again")
 
@@ -85,10 +85,10 @@ class FlushGroup:
     def come(self, sequence: int, thread: int, ns: int) -> int:
         """Wait, up to `ns`, until every record below `sequence` is on disk: DONE, LATE, or FAILED if a flush failed, even an earlier one.
 
-        LEADS: nobody else flushes. The caller must do it, and then `leave`, whatever happens; also if this raises.
+        LEADS: no other handle flushes. The caller must do it, and then `leave`, whatever happens; also if this raises.
         """
         self.check_open()
-        owner = self.owner  # keeps the memory while another thread closes
+        owner = self.owner  # keeps the memory alive while another thread closes
         native.add_one(self.words, self.at + CAME)
         until = native.monotonic() + ns
         while True:
@@ -123,7 +123,7 @@ class FlushGroup:
         return False
 
     def gather(self) -> None:
-        """Let those come who are about to, and note how many the flush will be for."""
+        """Wait for expected callers, and store how many the flush will be for."""
         native.wait_count(self.words, self.at + CAME, native.load(self.words, self.at + GOAL), LONGEST_GATHER)
         self.check_open()
         came = native.load(self.words, self.at + CAME)
@@ -131,9 +131,9 @@ class FlushGroup:
         native.store(self.words, self.at + BEGAN, came)
 
     def leave(self, thread: int) -> None:
-        """If this thread leads: release the lock, and wake all. They see the outcome, or one of them leads.
+        """If this thread leads: release the lock, and wake all. They see the result, or one of them leads.
 
-        If a signal handler raises in the middle of this, call it again.
+        If a signal handler raises during this, call it again.
         """
         if self.leader != thread:
             return
@@ -141,10 +141,10 @@ class FlushGroup:
             native.store(self.words, self.at + GOAL, (native.load(self.words, self.at + CAME) + self.size) & WORD)
             self.size = 0
         try:
-            # Whether we have it or not: an exception out of a signal handler may have come before we knew.
+            # Whether we hold it or not: a signal handler may have raised before we knew.
             if self.lock_fd >= 0:
                 native.unlock(self.lock_fd, self.lock_byte)
-        except BaseException:  # out of a signal handler, perhaps before the lock was released, or the system's: then it fails again
+        except BaseException:  # from a signal handler, perhaps before the lock was released, or the system's: then it fails again
             try:
                 if self.lock_fd >= 0:
                     native.unlock(self.lock_fd, self.lock_byte)
@@ -153,5 +153,5 @@ class FlushGroup:
             raise
         self.leader = 0
         if self.is_open:
-            native.add_one(self.words, self.at + FLUSHES)  # after the unlock: one that found it locked, and doesn't sleep yet, won't
+            native.add_one(self.words, self.at + FLUSHES)  # after the unlock: a handle that saw it locked, but is awake yet, will not sleep
             native.wake_all(self.words, self.at + FLUSHES)

@@ -1,7 +1,7 @@
-"""The loops over the frames of our own journal format: encode, scan, pass over, find; and to and from columns as Arrow lays them out.
+"""The loops over the frames of the kvj format: encode, scan, pass over, find; and the conversion to and from columns in Arrow's layout.
 
-The table is in `journal.formats.kvj`. This source is also compiled, like `frames_py`. Data comes in as `bytes` that nobody changes;
-nothing in it is believed before the checksum was compared.
+The table is in `journal.formats.kvj`. This source is also compiled, like `frames_py`. Data is immutable `bytes`; none of it is trusted
+before the checksum is compared.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ LONGEST_KEY = NO_KEY - 1
 LARGEST = (1 << 31) - 1  # bytes of a frame
 ONES = 0xFFFF_FFFF
 
-WHOLE, SHORT, DAMAGED, JUMPED = 0, 1, 2, 3  # as `journal.format` has them
-SOUND, OFFSETS, TYPES, CODECS = 0, 1, 2, 3  # what `survey` finds wrong
+WHOLE, SHORT, DAMAGED, JUMPED = 0, 1, 2, 3  # as in `journal.format`
+SOUND, OFFSETS, TYPES, CODECS = 0, 1, 2, 3  # faults found by `survey`
 
 
 def encode(
@@ -37,11 +37,11 @@ def encode(
     room: int,
     last: int,
 ) -> tuple[bytearray, int, int]:
-    """Return the frames of the values from `start` on, up to the first one whose end reaches `room`, how many they are, and the latest
+    """Return the frames of the values from `start` on, up to the first one whose end reaches `room`, their number, and the latest
     timestamp.
 
-    last: the latest timestamp before them. An earlier one becomes the latest one before it; NO_TIME stays. Everything was checked before:
-    values and keys are bytes of an allowed length, the lists are as long as `values`.
+    last: the latest timestamp before them. An earlier one is raised to the latest one before it; NO_TIME stays. Everything was checked
+    before: values and keys are bytes of an allowed length, the lists have the length of `values`.
     """
     end = start
     total = 0
@@ -76,7 +76,7 @@ def encode(
 
 
 def put(data: bytearray, at: int, sequence: int, timestamp: int, type: int, codec: int, key: bytes | None, value: bytes) -> int:
-    """Store one frame at a place that has room for it, and return where it ends."""
+    """Store one frame at an offset with enough room, and return its end."""
     size = HEAD + len(value)
     key_size = NO_KEY
     behind = at + HEAD
@@ -114,7 +114,7 @@ def encode_columns(
     timestamp: int,
     codec: int,
 ) -> tuple[bytearray, int, int]:
-    """As `encode`, out of columns: for the row numbers in `rows` (int32; None: 0, 1, 2 ...) from `start` on, of which there are `count`.
+    """Do as `encode`, from columns: for the row numbers in `rows` (int32; None: 0, 1, 2 ...) from `start` on, of which there are `count`.
 
     key_offsets, value_offsets: int32, one more than there are rows; has_key: a byte for each row, 0 for no key (None: no keys); types,
     codecs: a byte for each row (None: type 0, and `codec`); timestamps: int64 (None: `timestamp`).
@@ -176,10 +176,10 @@ def survey(
     codecs: memoryview,
     most: int,
 ) -> tuple[int, int, int, int]:
-    """Look at the columns of `encode_records`, of which nothing is believed but that they have so many rows.
+    """Check the columns of `encode_records`, which are untrusted except for their number of rows.
 
-    key_room, value_room: bytes that their offsets may point into; most: largest codec. Return SOUND, or what is wrong, how many rows have a
-    key, and the bytes of the longest key and of the longest value.
+    key_room, value_room: bytes to which their offsets may refer; most: largest codec. Return SOUND, or the fault, how many rows have a key,
+    and the size of the longest key and of the longest value.
     """
     fault = SOUND
     found = 0
@@ -193,7 +193,7 @@ def survey(
     place = value_places[0]
     for row in range(rows):
         behind = value_places[row + 1]
-        size = behind - place  # of numbers wider than offsets: the difference of any two has room
+        size = behind - place  # of a wider type than offsets: the difference of any two fits
         place = behind
         if size < 0:
             fault = OFFSETS
@@ -236,11 +236,11 @@ def encode_records(
     timestamps: memoryview,
     codecs: memoryview,
 ) -> tuple[int, int, int]:
-    """As `encode_columns`, from row `start` on, into `out`, which has room for one record more than `room`; other threads run meanwhile.
+    """Do as `encode_columns`, from row `start` on, into `out`, which has room for one record more than `room`; other threads run meanwhile.
 
-    Columns as Arrow lays them out, at any address: key_bits: from bit `key_bit` on, one for each row, 0 for no key (None: each has one);
-    offsets and types: int32; timestamps: int64; codecs: bytes. They agree with each other: see `survey`. Return the bytes that were filled,
-    the rows, and the latest timestamp.
+    Columns in Arrow's layout, at any address: key_bits: from bit `key_bit` on, one for each row, 0 for no key (None: each has one); offsets
+    and types: int32; timestamps: int64; codecs: bytes. They are consistent: see `survey`. Return the number of bytes, the rows, and the
+    latest timestamp.
     """
     key_places = native.halves_at(key_offsets)
     value_places = native.halves_at(value_offsets)
@@ -252,7 +252,7 @@ def encode_records(
             total += key_places[end + 1] - key_places[end]
         end += 1
     if total > len(out):
-        raise ValueError(f"{total} bytes of frames have no room in {len(out)}")
+        raise ValueError(f"{total} bytes of frames don't fit into {len(out)}")
     data = network.room_in(out)
     bits = native.no_bytes() if key_bits is None else native.bytes_at(key_bits)
     key_data = native.bytes_at(keys)  # type: ignore[arg-type]
@@ -301,7 +301,7 @@ def fill(
         low = time & ONES
         tail = types[row]
         tail = (tail << 24) | (codecs[row] << 16) | key_size
-        # In words, as the checksum reads them: one that was put together of smaller pieces has to leave the processor first.
+        # In words, as the checksum reads them: a word combined from smaller stores has to leave the processor first.
         network.put_u64(data, at + 4, (size << 32) | (sequence >> 32))
         network.put_u64(data, at + 12, (word << 32) | ((time >> 32) & ONES))
         network.put_u64(data, at + 20, (low << 32) | tail)
@@ -333,10 +333,10 @@ def gather(
     values: memoryview,
     codecs: memoryview | None,
 ) -> tuple[int, int, int, int]:
-    """Copy frames into columns that hold `count` rows already, until they hold `most`; else as `scan`.
+    """Copy frames into columns that contain `count` rows already, until they have `most`; else as `scan`.
 
-    The columns are those of `frames_py.FrameReader.gather`; the first item of `key_offsets` and of `value_offsets` is 0. Stops with WHOLE,
-    and with the size of the frame in the last place, where the next record doesn't fit into `keys` or `values`.
+    The columns are those of `frames_py.FrameReader.gather`; the first item of `key_offsets` and of `value_offsets` is 0. If the next
+    record doesn't fit into `keys` or `values`, it stops with WHOLE, and with the size of the frame as the last item of the result.
     """
     data = network.bytes_in(content)
     length = len(content)
@@ -406,7 +406,7 @@ def scan(content: bytes, sequence: int, most: int, make: Callable[..., Any] | No
 def pass_over(content: bytes, sequence: int, until: int, timestamp: int) -> tuple[int, int, int, int, int]:
     """Check frames, up to the first one that isn't below the sequence `until`, or is later than `timestamp`. Sequences may be left out.
 
-    The last number returned is the latest timestamp of those that were passed.
+    The last item of the result is the latest timestamp passed.
     """
     data = network.bytes_in(content)
     length = len(content)
@@ -428,7 +428,7 @@ def pass_over(content: bytes, sequence: int, until: int, timestamp: int) -> tupl
 
 
 def find(content: bytes, sequence: int, until: int) -> int:
-    """Return where the first sound frame begins whose sequence is at least `sequence` and below `until`; -1 if there is none."""
+    """Return the offset of the first sound frame whose sequence is at least `sequence` and below `until`; -1 if there is none."""
     data = network.bytes_in(content)
     length = len(content)
     for at in range(length - HEAD + 1):
@@ -439,12 +439,12 @@ def find(content: bytes, sequence: int, until: int) -> int:
 
 
 def sequence_at(content: bytes, at: int) -> int:
-    """Return the sequence of the frame at a place."""
+    """Return the sequence of the frame at an offset."""
     return network.get_u64(network.bytes_in(content), at + 8)
 
 
 def size_of(data: bytes, at: int, left: int) -> int:
-    """Return the size of the frame at a place, if it is whole and sound in the `left` bytes from there on; 0 otherwise."""
+    """Return the size of the frame at an offset, if it is whole and sound in the `left` bytes from there on; 0 otherwise."""
     if left < HEAD:
         return 0
     size = network.get_u32(data, at + 4)
@@ -459,7 +459,7 @@ def size_of(data: bytes, at: int, left: int) -> int:
 
 
 def why(data: bytes, at: int, left: int, size: int) -> tuple[int, int]:
-    """Return why the next frame isn't at a place, where `size` is what `size_of` says: a stop, and what `Scan.need` says of it."""
+    """Return why the next frame isn't at an offset, where `size` is the result of `size_of`: a stop, and the `need` of `Scan`."""
     if size:
         return JUMPED, network.get_u64(data, at + 8)
     if left < 8:

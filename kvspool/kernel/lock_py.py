@@ -1,25 +1,25 @@
-"""The append lock: a word in shared memory decides who appends, and locked bytes of a file prove that its owner lives.
+"""The append lock: a word in shared memory names its owner, and locked bytes of a file prove that the owner is alive.
 
-Taking and freeing the lock are two atomic operations on the word, without a system call, as long as no other handle wants it. The word is
+Taking and freeing the lock are two atomic operations on the word, without a system call, while no other handle wants it. The word is
 
-    bits 0..15    slot + 1 of the owner; 0: nobody owns the lock, if the other bits are 0 too
+    bits 0..15    slot + 1 of the owner; 0: the lock is free, if the other bits are 0 too
     bits 16..30   low bits of the owner's generation, a number that changes with every take
     bit 31        WAITERS: at least one process sleeps on the low half of the word (a futex)
     bits 32..63   high bits of the generation
 
-**A slot proves life.** A compiled handle that writes locks a byte of its own, `SLOTS_AT` + slot, exclusively, with an open-file-description
-lock, when it first takes the word, and keeps it until its descriptor is closed. The kernel frees the byte when the process dies, in any PID
+**A slot proves life.** A compiled handle that writes locks its own byte, `SLOTS_AT` + slot, exclusively, with an open-file-description
+lock, when it first takes the word, and keeps it until its descriptor is closed. The kernel frees the byte when the process ends, in any PID
 namespace, and a restart of the machine frees all.
 
-**A dead owner is replaced.** A handle that finds the lock taken asks the kernel for the owner's byte. If that is free, the owner is dead,
-and the handle swaps exactly this word for its own. The generation, which begins at a random number of 47 bits in every handle, makes the
-swap fail if any other process was faster. A stopped owner keeps its byte, and so the lock.
+**A dead owner is replaced.** A handle that finds the lock taken queries the owner's byte. If that is free, the owner is dead, and the
+handle swaps exactly this word for its own. The generation, which begins at a random number of 47 bits in every handle, makes the swap fail
+if any other process was faster. A stopped owner keeps its byte, and so the lock.
 
-**The interpreted twin** has no compare-and-swap. It takes the byte `GATE` exclusively for each append; compiled handles hold it shared
-as long as they may write. So an interpreted handle swaps the word while no other handle can, and the twins exclude each other on one log.
+**The interpreted twin** has no compare-and-swap. It locks the byte `GATE` exclusively for each append; compiled handles share it while they
+may write. So an interpreted handle swaps the word while no other handle can, and the twins exclude each other on one log.
 
-The words of a hostile or restored file do no harm: no living process holds the byte of a slot that no process took, so the next
-waiter replaces that owner.
+The words of a hostile or restored file do no harm: no living process holds the byte of a slot that no process took, so the next waiter
+replaces that owner.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ import kvspool.kernel.machine as native
 from kvspool.errors import Closed
 from kvspool.system.handles import refuse_copy
 
-GATE = 0  # the byte of which compiled writers have a share, and an interpreted one the whole during an append
+GATE = 0  # the byte that compiled writers share, and an interpreted one locks exclusively during an append
 SLOTS_AT = 65536  # + slot: the byte of a compiled writer
-SLOTS = 65534  # writers that can be open at once
+SLOTS = 65534  # most open writers
 SLOT = 0xFFFF  # the bits of slot + 1
 WAITERS = 1 << 31
 STEP = 1 << 16  # from one generation to the next
 WORD = 0xFFFFFFFFFFFFFFFF
-FIRST_DOZE = 400_000  # ns of the first sleep in `take_within`: what the owner can append in that time pays for being woken
-LONGEST_DOZE = 2_000_000  # ns of a sleep from which nothing wakes
-# ns before the first and the last look at a word that another process owns. Each look takes the word's cache line from the owner, so
-# waiters look seldom, and the owner appends a few more records meanwhile. The processors then exchange all other lines less often, too.
+FIRST_DOZE = 400_000  # ns of the first sleep in `take_within`: the owner's appends in that time outweigh the cost of the wake-up
+LONGEST_DOZE = 2_000_000  # ns of a sleep that no event ends
+# ns before the first and the last poll of a word that another process owns. Each poll takes the word's cache line from the owner. So
+# waiters poll seldom, and the owner appends a few more records meanwhile. The processors then also exchange all other lines less often.
 FIRST_PAUSE, LAST_PAUSE = 4_000, 16_000
 
 
@@ -48,13 +48,13 @@ class AppendLock:
     """The lock of one handle on one word. Threads that share it exclude each other before they call `take`."""
 
     def __init__(self, control: memoryview, at: int, fd: int, generation: int, gate: int = GATE) -> None:
-        """Look at word `at` of writable memory; `fd`, an open file description of its own, is for the bytes of the file.
+        """Use word `at` of writable memory; `fd`, its own open file description, is for the bytes of the file.
 
-        generation: a random number, so that no two handles use the same one for the same slot. gate: the byte in place of GATE. Raises
-        ValueError for memory that can't have the word, or may only be read.
+        generation: a random number, so that no two handles use the same one for the same slot. gate: the byte instead of GATE. Raises
+        ValueError for memory without that word, or read-only memory.
         """
         if at < 0 or len(control) < 8 * at + 8 or not native.is_writable(control):
-            raise ValueError(f"the append lock is word {at} of memory that may be written to")
+            raise ValueError(f"the append lock is word {at} of writable memory")
         self.owner: Any = control
         self.words: Any = native.words_at(control)
         self.at = at
@@ -63,14 +63,14 @@ class AppendLock:
         self.own = (generation << 16) & WORD & ~(SLOT | WAITERS)  # the word while this handle has the lock
         self.is_inside = False  # past the gate
         self.is_taken = False
-        self.taken_by: object = None  # the token of who took it
+        self.taken_by: object = None  # the token of its owner
         self.has_slept = False
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         refuse_copy(self)
 
     def take(self, token: object = None) -> bool:
-        """Take the lock if it is free, becomes free soon, or has a dead owner; return whether it was taken. `taken_by` is the token then.
+        """Take the lock if it is free, becomes free soon, or has a dead owner; return whether it was taken. Then `taken_by` is the token.
 
         No system call if the lock is free, after the first time. Raises Closed, and the system's OSError.
         """
@@ -80,7 +80,7 @@ class AppendLock:
             return False
         is_ours = False
         try:
-            self.is_taken = True  # first: a signal handler that appends in the middle of this is refused
+            self.is_taken = True  # first: a signal handler that appends during this is refused
             self.taken_by = token
             is_ours = (self.is_inside or self.pass_gate()) and self.take_word()
         finally:
@@ -89,7 +89,7 @@ class AppendLock:
         return is_ours
 
     def take_within(self, ns: int) -> bool:
-        """Sleep until the lock is free and take it; False if it was not within `ns`, which is to be short: no signal handler runs."""
+        """Sleep until the lock is free and take it; False if it was not within `ns`, which must be short: no signal handler runs."""
         until = native.monotonic() + ns
         pause = FIRST_DOZE
         while True:
@@ -102,16 +102,16 @@ class AppendLock:
             pause = min(2 * pause, LONGEST_DOZE)
 
     def take_word(self) -> bool:
-        """Let the word name this handle, with a new generation, and return whether it does."""
+        """Store the name of this handle in the word, with a new generation, and return whether that succeeded."""
         self.own = (((self.own | WAITERS) + STEP) & WORD) & ~WAITERS  # the carry passes bit 31
-        own = self.own | WAITERS if self.has_slept else self.own  # others may sleep still
+        own = self.own | WAITERS if self.has_slept else self.own  # others may still sleep
         if native.swap(self.words, self.at, 0, own) or self.take_soon(own) or self.replace_dead(own):
             self.has_slept = False
             return True
         return False
 
     def pass_gate(self) -> bool:
-        """Take a share of the gate, or all of it in the interpreted twin; and a slot, if there is none yet. False if that can't be."""
+        """Lock the gate, shared, or exclusively in the interpreted twin; and a slot, if there is none yet. False if that is impossible."""
         if not native.try_gate(self.fd, self.gate):
             return False
         if self.own & SLOT == 0 and not self.find_slot():
@@ -125,7 +125,7 @@ class AppendLock:
         return native.is_one_step() or not native.has_sharers(self.fd, self.gate)
 
     def find_slot(self) -> bool:
-        """Lock the byte of a free slot, which stays locked until the descriptor is closed; False if every slot is taken."""
+        """Lock the byte of a free slot, which stays locked until the descriptor is closed; False if every slot is in use."""
         slot = (self.own >> 32) % SLOTS
         for _try in range(SLOTS):
             if native.try_lock(self.fd, SLOTS_AT + slot):
@@ -135,7 +135,7 @@ class AppendLock:
         return False
 
     def take_soon(self, own: int) -> bool:
-        """Look a few times whether the owner frees the word, and take it then."""
+        """Poll a few times whether the owner frees the word, and take it then."""
         pause = FIRST_PAUSE
         while pause <= LAST_PAUSE and native.is_one_step():
             native.pause(pause)
@@ -145,20 +145,20 @@ class AppendLock:
         return False
 
     def replace_dead(self, own: int) -> bool:
-        """Take the lock from an owner that is dead, and return whether it was."""
+        """Take the lock from a dead owner; return whether it was dead."""
         seen = native.load(self.words, self.at)
         return not self.is_alive(seen) and native.swap(self.words, self.at, seen, own | WAITERS)
 
     def is_alive(self, word: int) -> bool:
-        """Return whether a process holds the byte of the slot in `word`. Our own byte counts for nothing: we don't own the word."""
+        """Return whether a process holds the byte of the slot in `word`. Our own byte doesn't count: we don't own the word."""
         slot = word & SLOT
         return slot != 0 and native.locked_from(self.fd, SLOTS_AT + slot - 1, 1) >= 0
 
     def rest(self, ns: int) -> None:
-        """Sleep until the owner frees the word, `ns` at most; it may end early. Other threads run meanwhile."""
+        """Sleep until the owner frees the word, at most `ns`; it may end early. Other threads run meanwhile."""
         if self.fd < 0:
             return
-        if not self.is_inside:  # an interpreted writer holds the gate, which wakes nobody
+        if not self.is_inside:  # an interpreted writer holds the gate, whose release wakes no process
             native.sleep(min(ns, LONGEST_DOZE))
             return
         seen = native.load(self.words, self.at)
@@ -169,14 +169,14 @@ class AppendLock:
                 return
             seen |= WAITERS
         self.has_slept = True
-        owner = self.owner  # keeps the memory while another thread closes
+        owner = self.owner  # keeps the memory alive while another thread closes
         native.wait_word(self.words, self.at, seen, ns)
         del owner
 
     def free(self) -> None:
-        """Free the lock that `take` took, and wake one waiter. Frees nothing that another handle owns, whatever came in between.
+        """Free the lock that `take` took, and wake one waiter. Never frees a lock of another handle, whatever happened in between.
 
-        If a signal handler raises in the middle of this, call it again.
+        If a signal handler raises during this, call it again.
         """
         if self.is_taken:
             if self.free_word():
@@ -190,7 +190,7 @@ class AppendLock:
         return not native.swap(self.words, self.at, self.own, 0) and native.swap(self.words, self.at, self.own | WAITERS, 0)
 
     def leave(self) -> None:
-        """Let others through the gate; a compiled handle only has a share of it, which it keeps."""
+        """Release the gate; a compiled handle keeps its shared lock on it."""
         if not native.is_one_step() and self.fd >= 0:
             self.is_inside = False
             native.unlock(self.fd, self.gate)

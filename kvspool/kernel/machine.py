@@ -1,12 +1,11 @@
-"""What the loops over frames need from the machine: words, copies, fences, checksum, clocks, one lock byte, futexes.
+"""The machine operations of the loops over frames: words, copies, fences, checksum, clocks, one lock byte, futexes.
 
-This is the interpreted form. `machine.pxd` has the same functions as inline C, and the compiled twin of
-`frames_py.py` uses those; here a *pointer* is a memoryview (or any object that slices and indexes alike, so that a test
-can record every store). Locks, clocks, process id, and sleeps and wake-ups on a word go through the port in `system`; in the compiled
-twin they are direct system calls, which is why fault injection runs on the interpreted one.
+This is the interpreted form. `machine.pxd` has the same functions as inline C for the compiled twin of `frames_py.py`. Here a *pointer*
+is a memoryview (or any object that supports the same slices and indexes, so that a test can record every store). Locks, clocks, process id,
+and sleeps and wake-ups on a word use the port in `system`. In the compiled twin they are direct system calls, which is why fault injection
+runs on the interpreted one.
 
-Words are aligned 64-bit little-endian. CPython moves an item of a `memoryview("Q")` with one 8-byte copy, so a
-word is never torn.
+Words are aligned 64-bit little-endian. CPython moves an item of a `memoryview("Q")` with one 8-byte copy, so a word is never torn.
 """
 
 from __future__ import annotations
@@ -29,27 +28,27 @@ def bytes_at(view: memoryview) -> memoryview:
 
 
 def words_at(view: memoryview) -> memoryview:
-    """Return the pointer to the words of `view`, whose length is a multiple of 8. Compiled: ValueError unless its address is one too."""
+    """Return the pointer to the words of `view`, whose length is a multiple of 8. Compiled: ValueError unless its address is one, too."""
     return view.cast("Q")
 
 
 def is_writable(view: memoryview) -> bool:
-    """Return whether bytes may be stored through `view`."""
+    """Return whether bytes may be stored in `view`."""
     return not getattr(view, "readonly", False)
 
 
 def halves_at(view: memoryview) -> memoryview:
-    """Return the pointer to the int32 of `view`, which may lie at any address."""
+    """Return the pointer to the int32 of `view`, which may be at any address."""
     return view
 
 
 def numbers_at(view: memoryview) -> memoryview:
-    """Return the pointer to the int64 of `view`, which may lie at any address."""
+    """Return the pointer to the int64 of `view`, which may be at any address."""
     return view
 
 
 class _Released:
-    """The pointer to memory that was released: every access raises Closed."""
+    """The pointer to released memory: every access raises Closed."""
 
     def __getitem__(self, at: Any) -> Any:
         raise Closed("the log was closed; open it again")
@@ -62,12 +61,12 @@ _RELEASED = _Released()
 
 
 def no_bytes() -> Any:
-    """Return the pointer to no bytes, for memory that was released."""
+    """Return the pointer to no bytes, for released memory."""
     return _RELEASED
 
 
 def no_words() -> Any:
-    """Return the pointer to no words, for memory that was released."""
+    """Return the pointer to no words, for released memory."""
     return _RELEASED
 
 
@@ -77,12 +76,12 @@ def bytes_of(value: bytes) -> memoryview | bytes:
 
 
 def one_state() -> list[int]:
-    """Return the place of a CRC32C register, for `copy_out`."""
+    """Return the storage of a CRC32C register, for `copy_out`."""
     return [0]
 
 
 def copy_out(data: memoryview, at: int, length: int, state: list[int]) -> bytes:
-    """Return a private copy of `length` bytes at `at`, and move the CRC32C register in `state[0]` over the copy."""
+    """Return a private copy of `length` bytes at `at`, and update the CRC32C register in `state[0]` with the copy."""
     piece = bytes(data[at : at + length])
     state[0] = crc32c(state[0], piece, 0, length)
     return piece
@@ -139,7 +138,7 @@ def put_frame(
     value: memoryview | bytes,
     value_at: int,
 ) -> None:
-    """Store a frame at `offset` of the ring: zeros in its last word, key and value out of private memory, then the header.
+    """Store a frame at `offset` of the ring: zeros in its last word, key and value from private memory, then the header.
 
     `lengths` is the first word of the header, `tags` the lower half of the last one; `state` is the CRC32C register before the frame.
     """
@@ -166,24 +165,24 @@ def load(words: memoryview, at: int) -> int:
 
 
 def load_after_reads(words: memoryview, at: int) -> int:
-    """Load word `at` after every earlier load is done."""
+    """Load word `at` after every earlier load is complete."""
     return words[at]
 
 
 def store(words: memoryview, at: int, value: int) -> None:
-    """Store word `at` (release: no earlier access moves behind it)."""
+    """Store word `at` (release: no earlier access moves after it)."""
     words[at] = value
 
 
 def exchange(words: memoryview, at: int, value: int) -> int:
-    """Store word `at` and return what it was. At once when compiled; here something stored between the two is lost."""
+    """Store word `at` and return the previous value. Atomic when compiled; here a store between the two steps is lost."""
     before = words[at]
     words[at] = value
     return before
 
 
 def swap(words: memoryview, at: int, expected: int, value: int) -> bool:
-    """Store `value` in word `at` if it is `expected`, and return whether it was. One step when compiled; here it is two."""
+    """Store `value` in word `at` if it is `expected`, and return whether it was. Atomic when compiled; here in two steps."""
     if words[at] != expected:
         return False
     words[at] = value
@@ -191,98 +190,98 @@ def swap(words: memoryview, at: int, expected: int, value: int) -> bool:
 
 
 def signed(word: int) -> int:
-    """Return the number in two's complement that a word is."""
+    """Return a word as a signed number in two's complement."""
     return word - (1 << 64) if word >> 63 else word
 
 
 def unsigned(number: int) -> int:
-    """Return the word that a signed number is in two's complement."""
+    """Return a signed number as a word in two's complement."""
     return number & 0xFFFFFFFFFFFFFFFF
 
 
 def new_pair(kind: Any, first: Any, second: Any) -> Any:
-    """Return an object of a NamedTuple of two fields, without a call of its `__new__`."""
+    """Return an instance of a NamedTuple of two fields, without calling its `__new__`."""
     return tuple.__new__(kind, (first, second))
 
 
 def add_one(words: memoryview, at: int) -> None:
-    """Add one to word `at`. At once when compiled; here two who do it at the same moment may count as one."""
+    """Add one to word `at`. Atomic when compiled; here two concurrent additions may count as one."""
     words[at] = (words[at] + 1) & 0xFFFFFFFFFFFFFFFF
 
 
 def wait_count(words: memoryview, at: int, goal: int, ns: int) -> None:
-    """Let others run, for up to `ns`, until the counter in word `at` has come to `goal`, if it is near.
+    """Yield the processor for up to `ns` until the counter in word `at` has reached `goal`, if it is near.
 
-    Here they need a processor for so much longer that nothing is gained: it is a sleep of no length.
+    Interpreted, other processes take so much longer that waiting gains nothing: it only sleeps for 0 s.
     """
     if 0 < goal - words[at] <= 1024:
         system.port.sleep(0)
 
 
 def check_signals() -> None:
-    """Run the handlers of signals that have come. Interpreted, they have run already."""
+    """Run the handlers of pending signals. Interpreted, they have run already."""
 
 
 def release() -> Any:
-    """Let other threads run Python until `take_back` is called with what this returns; nothing between them may touch an object.
+    """Let other threads run Python until `take_back` is called with the result; code between the two may not touch an object.
 
-    The loop between them is a function of its own, so that the compiler sees to that. Interpreted, it has to be the other way round.
+    The loop between them is a separate function, so that the compiler checks this. In the interpreted form it is the other way round.
     """
 
 
 def take_back(thread: Any) -> None:
-    """Run Python again."""
+    """Reacquire the interpreter lock."""
 
 
 def fence() -> None:
-    """Let no store before it move behind a load after it."""
+    """Order all earlier stores before all later loads."""
     system.port.fence()
 
 
 def prefetch(data: memoryview, at: int, length: int) -> None:
-    """Tell the processor that `length` bytes at `at` will soon be overwritten. Nothing here; they may lie behind the end."""
+    """Tell the processor that `length` bytes at `at` will soon be overwritten. No effect here; they may be after the end."""
 
 
 def wait_word(words: memoryview, at: int, expected: int, longest: int) -> None:
-    """Sleep while word `at` is `expected`, in its low half, until another process wakes us; `longest` ns at most, and it may end early."""
+    """Sleep while the low half of word `at` is `expected`, until another process wakes us; at most `longest` ns, and possibly less."""
     system.port.wait_word(words, at, expected & 0xFFFFFFFF, longest / 1e9)
 
 
 def wake_word(words: memoryview, at: int) -> None:
-    """Wake the one that has slept longest in `wait_word` on word `at`."""
+    """Wake the longest sleeper in `wait_word` on word `at`."""
     system.port.wake_word(words, at, 1)
 
 
 def wake_all(words: memoryview, at: int) -> None:
-    """Wake all that sleep in `wait_word` on word `at`."""
+    """Wake all sleepers in `wait_word` on word `at`."""
     system.port.wake_word(words, at, 0x7FFFFFFF)
 
 
 def wait_events(fd: int, seconds: float) -> bytes:
-    """Return the events that wait on an inotify descriptor, or come within so many seconds; none if that takes longer, or a signal comes.
+    """Return the pending events of an inotify descriptor, or wait up to `seconds` for some; none after that time, or after a signal.
 
-    The C form makes the two system calls itself, which is why it is called for the real port alone.
+    The C form makes the two system calls itself, so it is called only for the real port.
     """
     return system.port.read_events(fd) if system.port.wait_readable(fd, seconds) else b""
 
 
 def half_of(data: memoryview | bytes, at: int) -> int:
-    """Return the int32 at byte `at`, which may lie at any address."""
+    """Return the int32 at byte `at`, which may be at any address."""
     return int.from_bytes(data[at : at + 4], "little", signed=True)
 
 
 def is_bytes(value: object) -> bool:
-    """Return whether it is a `bytes` object, and not one of a subclass."""
+    """Return whether an object is exactly a `bytes` object, not of a subclass."""
     return value.__class__ is bytes
 
 
 def length(value: bytes) -> int:
-    """Return how many bytes a `bytes` object has; nothing else may be asked."""
+    """Return the length of a `bytes` object; no other object is permitted."""
     return len(value)
 
 
 def is_bytes_in(items: list[Any], at: int) -> bool:
-    """Return whether an item of a list is a `bytes` object, and not one of a subclass."""
+    """Return whether an item of a list is exactly a `bytes` object, not of a subclass."""
     return items[at].__class__ is bytes
 
 
@@ -292,12 +291,12 @@ def is_none_in(items: list[Any], at: int) -> bool:
 
 
 def length_in(items: list[Any], at: int) -> int:
-    """Return how many bytes an item of a list has; it must be a `bytes` object."""
+    """Return the length of an item of a list, which must be a `bytes` object."""
     return len(items[at])
 
 
 def bytes_in(items: list[Any], at: int) -> Any:
-    """Return the pointer to the bytes of an item of a list, which must be a `bytes` object; it is good while the list has the item."""
+    """Return the pointer to the bytes of an item of a list, which must be a `bytes` object; valid while the list contains it."""
     return items[at]
 
 
@@ -312,20 +311,20 @@ def monotonic() -> int:
 
 
 def process_id() -> int:
-    """Return the id of this process, so that a fork which Python wasn't told of is noticed.
+    """Return the id of this process, to detect a fork that Python didn't notice.
 
-    The C form keeps it in memory, and libc changes it there in every child that is forked through libc.
+    The C form caches it; libc updates the cache in every child that is forked through libc.
     """
     return system.port.process_id()
 
 
 def is_one_step() -> bool:
-    """Return whether a method of the frame loops is one step for all threads and signal handlers: only a compiled one is."""
+    """Return whether a method of the frame loops is atomic for all threads and signal handlers: only a compiled one is."""
     return False
 
 
 def pause(ns: int) -> None:
-    """Let the other thread of this processor's core run for some ns; compiled only."""
+    """Let the other hardware thread of this core run for some ns; compiled only."""
 
 
 def sleep(ns: int) -> None:
@@ -339,17 +338,17 @@ def clear(data: memoryview, at: int, length: int) -> None:
 
 
 def try_lock(fd: int, at: int) -> bool:
-    """Take the lock on byte `at` exclusively, or return False if another open file description holds it."""
+    """Lock byte `at` exclusively, or return False if another open file description holds it."""
     return system.port.try_lock(fd, at)
 
 
 def try_gate(fd: int, at: int) -> bool:
-    """Take a share of the lock on byte `at`, or return False if another open file description holds all of it. Here take all of it."""
+    """Lock byte `at` shared, or return False if another open file description holds it exclusively. Here lock it exclusively."""
     return system.port.try_lock(fd, at)
 
 
 def has_sharers(fd: int, at: int) -> bool:
-    """Return whether another open file description has a share of the lock on byte `at`."""
+    """Return whether another open file description holds a shared lock on byte `at`."""
     return system.port.is_shared(fd, at)
 
 
@@ -359,7 +358,7 @@ def unlock(fd: int, at: int) -> None:
 
 
 def write_at(fd: int, data: bytearray, length: int, at: int) -> bool:
-    """Write the first `length` bytes of `data` at byte `at` of a file, and return whether all of them were; other threads run meanwhile."""
+    """Write the first `length` bytes of `data` at byte `at` of a file, and return whether all were written; other threads run meanwhile."""
     try:
         system.port.write(fd, memoryview(data)[:length], at)
     except OSError:
@@ -368,7 +367,7 @@ def write_at(fd: int, data: bytearray, length: int, at: int) -> bool:
 
 
 def read_at(fd: int, length: int, at: int) -> bytes | None:
-    """Return up to `length` bytes, 8192 at most, at byte `at` of a file; None if it can't be read."""
+    """Return up to `length` bytes, at most 8192, at byte `at` of a file; None if it can't be read."""
     try:
         return system.port.read(fd, length, at)
     except OSError:
@@ -376,36 +375,36 @@ def read_at(fd: int, length: int, at: int) -> bytes | None:
 
 
 def size_at(path: bytes, device: int, number: int) -> int:
-    """Return the size of the file that a path leads to; -1 if it is none, or not the file with this number on this device.
+    """Return the size of the file at a path; -1 if there is none, or not the file with this number on this device.
 
-    Compiled, its times are not asked for: after a look at them the kernel writes new ones with the next append, which costs as much again.
+    Compiled, its times are not requested: after that the kernel would write new ones with the next append, which costs as much again.
     """
     there = system.port.look_up(os.fsdecode(path))
     return there.st_size if there is not None and (there.st_dev, there.st_ino) == (device, number) else -1
 
 
 def has_name(fd: int) -> bool:
-    """Return whether a name stands for an open file."""
+    """Return whether an open file still has a name."""
     return system.port.status(fd).st_nlink > 0
 
 
 def spin(owner: object, words: memoryview, at: int, value: int, ns: int) -> None:
-    """Look at word `at`, for up to `ns`, until it isn't `value`; `owner` keeps the memory.
+    """Poll word `at` for up to `ns`, until it isn't `value`; `owner` keeps the memory alive.
 
-    Other threads run meanwhile, signal handlers after. Interpreted, both come between any two looks: there is nothing to do here.
+    Other threads run meanwhile, signal handlers afterwards. Interpreted, both run between any two polls, so this does nothing.
     """
 
 
 def locked_from(fd: int, at: int, length: int) -> int:
-    """Return where the first lock of another open file description begins in these bytes of a file; -1 if there is none."""
+    """Return the start of the first lock of another open file description in these bytes of a file; -1 if there is none."""
     return system.port.locked_from(fd, at, length)
 
 
 def crc32c(state: int, source: memoryview | bytes | bytearray, start: int, length: int) -> int:
     """Return the CRC32C register after `length` bytes at `start` of `source`.
 
-    Begin with all ones; the checksum is the complement of the last register. Four bytes go at a time through
-    two tables of 65,536 entries.
+    Begin with all ones; the checksum is the complement of the last register. It processes four bytes at a time by two tables of 65,536
+    entries.
     """
     low, high = _tables()
     piece = source[start : start + length]

@@ -1,7 +1,7 @@
-"""Big-endian numbers in memory, for the loops over the formats that have them.
+"""Big-endian numbers in memory, for the loops over formats that use them.
 
-This is the interpreted form; `network.pxd` has the same functions as inline C, for the compiled twins. A *pointer* is the object itself
-here. No function checks an offset: the loops do.
+This is the interpreted form; `network.pxd` has the same functions as inline C for the compiled twins. Here a *pointer* is the object
+itself. No function checks an offset: the loops do.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def bytes_in(data: bytes) -> bytes:
 
 
 def room_in(data: bytearray) -> bytearray:
-    """Return the pointer to bytes that may be written."""
+    """Return the pointer to writable bytes."""
     return data
 
 

@@ -1,7 +1,7 @@
 """The loops over the messages of a sej journal: encode, scan, pass over.
 
 Source of the format: `seeds/001`, the journals of h12.me/sej; the table is in `journal.formats.sej`. This source is also compiled, like
-`frames_py`. Data comes in as `bytes` that nobody changes; every size in it is hostile until it was compared with what is there.
+`frames_py`. Data is immutable `bytes`; every size in it is untrusted until it is compared with the actual size.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from kvspool.record import NO_TIME
 HEAD = 18  # bytes before the key: offset, timestamp, type, key size
 SIZES = 26  # bytes of a message around its key and value
 LONGEST_KEY = 127
-LONGEST_VALUE = (1 << 31) - 1 - SIZES - LONGEST_KEY  # so that the size of the whole message has room in its field
+LONGEST_VALUE = (1 << 31) - 1 - SIZES - LONGEST_KEY  # so that the size of the whole message fits into its field
 
-WHOLE, SHORT, DAMAGED, JUMPED = 0, 1, 2, 3  # as `journal.format` has them
+WHOLE, SHORT, DAMAGED, JUMPED = 0, 1, 2, 3  # as in `journal.format`
 
 
 def encode(
@@ -32,11 +32,11 @@ def encode(
     room: int,
     last: int,
 ) -> tuple[bytearray, int, int]:
-    """Return the messages of the values from `start` on, up to the first one whose end reaches `room`, how many they are, and the latest
+    """Return the messages of the values from `start` on, up to the first one whose end reaches `room`, their number, and the latest
     timestamp.
 
-    last: the latest timestamp before them. An earlier one becomes the latest one before it; NO_TIME stays. Everything was checked before:
-    values and keys are bytes of an allowed length, the lists are as long as `values`.
+    last: the latest timestamp before them. An earlier one is raised to the latest one before it; NO_TIME stays. Everything was checked
+    before: values and keys are bytes of an allowed length, the lists have the length of `values`.
     """
     end = start
     total = 0
@@ -69,7 +69,7 @@ def encode(
 
 
 def put(data: bytearray, at: int, sequence: int, timestamp: int, type: int, key: bytes | None, value: bytes) -> int:
-    """Store one message at a place that has room for it, and return where it ends."""
+    """Store one message at an offset with enough room, and return its end."""
     value_size = len(value)
     key_size = 0
     network.put_u64(data, at, sequence)
@@ -110,7 +110,7 @@ def scan(content: bytes, sequence: int, most: int, make: Callable[..., Any] | No
 def pass_over(content: bytes, sequence: int, until: int, timestamp: int) -> tuple[int, int, int, int, int]:
     """Check messages, up to the one with the sequence `until`, or the first one later than `timestamp`.
 
-    The last number returned is the latest timestamp of those that were passed.
+    The last item of the result is the latest timestamp passed.
     """
     data = network.bytes_in(content)
     length = len(content)
@@ -144,7 +144,7 @@ def size_of(data: bytes, at: int, left: int, sequence: int) -> int:
 
 
 def why(data: bytes, at: int, left: int, sequence: int) -> tuple[int, int]:
-    """Return why there is no message at a place: a stop, and what `Scan.need` says of it."""
+    """Return why there is no message at an offset: a stop, and the `need` of `Scan`."""
     if left < HEAD:
         return (SHORT if left else WHOLE), 0
     found = network.get_u64(data, at)

@@ -1,25 +1,25 @@
-"""The tail of a journal: where it ends, in memory that its writers share, and the append of one record there as one step.
+"""The tail of a journal: its end, in memory that its writers share, and the append of one record there as one step.
 
-The words say where the last segment ends, which sequence comes next, and what the latest timestamp is. There are two copies, and `COUNT`
-says which of them counts; so they change all at once, whatever instruction a writer is killed at. The checksum of a copy includes the run
-of the machine and the number of the file: what was restored, or comes from elsewhere, counts for nothing. A copy also says how far the
-journal is on disk. The words of a group commit (`group_py`) follow the copies.
+The words contain the end of the last segment, the next sequence, and the latest timestamp. There are two copies, and `COUNT` names the
+valid one; so they change together, whatever instruction a writer is killed at. The checksum of a copy includes the boot of the machine and
+the inode number of the file: a restored or foreign copy is invalid. A copy also contains the synced sequence. The words of a group commit
+(`group_py`) follow the copies.
 
 Under the append lock (`lock_py`), an append goes the short way only if
 
-- the tail is told here, and not in the lock file's page (`ELSEWHERE`): whoever does anything but the short append says so there first;
-- nobody was killed in the midst of an append (`WRITING`), and no write failed;
+- the end is stored here, and not in the lock file's page (`ELSEWHERE`): any operation but the short append marks that here first;
+- no writer was killed during an append (`WRITING`), and no write failed;
 - the segment is the one that this handle has open: it ends where the words say, its path leads to it, and the lock file has a name. These
-  looks cost more than the write. So they count for `FRESH` ns in a row of appends without a `GAP`;
-- the record has room in the segment, so that no new one begins.
+  checks cost more than the write. So they count for `FRESH` ns in a series of appends without a `GAP`;
+- the record fits into the segment, so that no new one begins.
 
-Otherwise it returns `SLOW`, and nothing counts as done: the long way (`journal.appender`) finds out what is true. That is also the
-answer if the write fails, or is cut short: the long way cuts off what is torn, and tries again, with all its errors.
+Otherwise it returns `SLOW`, and nothing counts as done: the long way (`journal.appender`) determines the state. The same happens if the
+write fails, or is cut short: the long way cuts off torn bytes, and tries again, with all its errors.
 
-**A flush** is one of the last segment, since earlier ones are on disk. Its leader notes where the journal ends (`begin_flush`), flushes
-without the append lock, and then says in the copy how far all is on disk (`end_flush`), under that lock. That counts only if the journal's
-end has not gone back meanwhile (`TURNS`): other records may have got the same sequences. An error is stored in `ERROR` at once, without a
-lock: from then on nothing goes the short way. A writer that has not mapped the words changes `ERROR`, `TURNS` and the `CHECK` of both
+**A flush** concerns the last segment, since earlier ones are on disk. Its leader stores the end of the journal (`begin_flush`), flushes
+without the append lock, and then stores the synced sequence in the copy (`end_flush`), under that lock. That is valid only if the journal's
+end has not moved back meanwhile (`TURNS`): other records may have got the same sequences. An error is stored in `ERROR` at once, without a
+lock: from then on no append goes the short way. A writer that has not mapped the words changes `ERROR`, `TURNS` and the `CHECK` of both
 copies by `pwrite`.
 
 This source is also compiled, like `frames_py`.
@@ -41,37 +41,37 @@ from kvspool.system.handles import refuse_copy
 
 # Words of the memory.
 LOCK = 0  # the append lock
-COUNT = 1  # bit 0: ELSEWHERE; bit 1: WRITING; bit 2: which copy counts; STEP more with every change of them
-HOLDER = 2  # who appended last: four words, see `holders`
+COUNT = 1  # bit 0: ELSEWHERE; bit 1: WRITING; bit 2: the valid copy; increased by STEP with every change of them
+HOLDER = 2  # the last writer: four words, see `holders`
 HOLDER_WORDS = 4
 ERROR = 6  # low half: errno of the first failed flush; high half: its checksum; 0: none
-TURNS = 7  # how often the journal's end may have gone back
+TURNS = 7  # how often the journal's end may have moved back
 COPIES = 8  # two of them
 COPY_WORDS = 8
 BASE, END, NEXT, LATEST, SYNCED, CHECK = 0, 1, 2, 3, 4, 5  # words of a copy; LATEST is a timestamp, and so signed
-GROUP = 24  # of those who wait for a flush
-LEADER = 28  # which process led the last flush: as HOLDER
+GROUP = 24  # of waiters for a flush
+LEADER = 28  # the process that led the last flush: as HOLDER
 WORDS = 32
 
 ELSEWHERE, WRITING = 1, 2
 STEP = 4
 LOW = 0xFFFFFFFF  # the low half of a word
 WORD = 0xFFFFFFFFFFFFFFFF
-HIGH = 0xFFFFFFFF00000000  # set in CHECK, so that no word of zeros is one
+HIGH = 0xFFFFFFFF00000000  # set in CHECK, so that no word of zeros is valid
 
-SLOW, BUSY = -1, -2  # what `append` returns in place of a sequence, and a flush in place of 0
+SLOW, BUSY = -1, -2  # results of `append` instead of a sequence, and of a flush instead of 0
 KVJ, SEJ, FFLG, FIXED = 1, 2, 3, 4  # formats
 LARGEST = 1 << 20  # bytes of a value; a larger one takes the long way
-FRESH = 50_000  # ns; about what the long way needs between its look and its write
-GAP = 2_000  # ns between two appends, in which nothing can be renamed or removed by who calls them
+FRESH = 50_000  # ns; about the time between the check and the write of the long way
+GAP = 2_000  # ns between two appends, in which the caller can't rename or remove anything
 MOST = 0xFFFFFFFFFFFFFF00  # sequences from here on take the long way
-SMALL = 64  # more bytes than any frame has around its key and value
-LONGEST_KEY = 127  # bytes, which every format with keys has room for, and more than that takes the long way in sej
+SMALL = 64  # more bytes than the head and tail of any frame
+LONGEST_KEY = 127  # bytes, which fit into every format with keys; a longer one takes the long way in sej
 LONGEST_KVJ_KEY = 65534
 
 
 def error_word(seed: int, error: int) -> int:
-    """Return the word that says that a flush has failed with this errno; 0 for none."""
+    """Return the word for a failed flush with this errno; 0 for none."""
     if error == 0:
         return 0
     state = native.crc32c_head(seed, error, 0, 0, 0)
@@ -79,7 +79,7 @@ def error_word(seed: int, error: int) -> int:
 
 
 def error_in(seed: int, word: int) -> int:
-    """Return the errno in what `error_word` has returned; 0 for any other word."""
+    """Return the errno in a result of `error_word`; 0 for any other word."""
     error = word & LOW
     return error if word == error_word(seed, error) else 0
 
@@ -88,12 +88,12 @@ class Tail(group.Progress):
     """The tail of one journal, for one handle. Threads that share it exclude each other."""
 
     def __init__(self, memory: memoryview, lock: Any, lock_fd: int, seed: int, holder: memoryview) -> None:
-        """Look at writable memory of `WORDS` words, of which `lock`, an AppendLock, has the first.
+        """Use writable memory of `WORDS` words, of which `lock`, an AppendLock, has the first.
 
-        lock_fd: the journal's lock file. seed: of the checksums; it tells this memory from any other. holder: the words that name us.
+        lock_fd: the journal's lock file. seed: of the checksums; it identifies this memory. holder: the words that name this process.
         """
         if len(memory) < 8 * WORDS or not native.is_writable(memory) or len(holder) != 8 * HOLDER_WORDS:
-            raise ValueError(f"the tail of a journal is {8 * WORDS} bytes that may be written to, and its holder {8 * HOLDER_WORDS}")
+            raise ValueError(f"the tail of a journal is {8 * WORDS} writable bytes, and its holder {8 * HOLDER_WORDS}")
         self.owner: Any = memory
         self.data: Any = native.bytes_at(memory)
         self.words: Any = native.words_at(memory)
@@ -113,20 +113,20 @@ class Tail(group.Progress):
         self.number = 0
         self.base = 0
         self.left_at = 0  # when the last append ended
-        self.looked_at = 0  # when it was in place, by the clock that never goes back
-        self.limit = 0  # bytes that the segment doesn't come to by the short way; 0: there is none
-        self.flush_to = 0  # the sequence below which a flush that is under way puts all on disk
-        self.flush_end = 0  # where the last segment ends before that
+        self.looked_at = 0  # when it was last in place, by the monotonic clock
+        self.limit = 0  # bytes that the segment doesn't reach by the short way; 0: there is none
+        self.flush_to = 0  # the sequence below which the present flush puts all records on disk
+        self.flush_end = 0  # end of the last segment before that
         self.turn = 0  # TURNS when it began
         self.is_open = True
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         refuse_copy(self)
 
-    # For who holds the append lock.
+    # For the owner of the append lock.
 
     def attach(self, format: int, item_bytes: int, fd: int, path: bytes, device: int, number: int, base: int, limit: int) -> None:
-        """Append to this segment: an open file of a format, with its path and what tells it from other files."""
+        """Append to this segment: an open file of a format, with its path and its identity."""
         self.limit = self.looked_at = self.left_at = 0
         self.format = format
         self.item_bytes = item_bytes
@@ -138,13 +138,14 @@ class Tail(group.Progress):
         self.limit = limit
 
     def detach(self) -> None:
-        """Append nothing more to the segment, which is about to be closed."""
+        """Stop appending to the segment, which is about to be closed."""
         self.limit = 0
         self.fd = -1
 
     def found(self) -> tuple[int, int, int, int, int] | None:
-        """Return the base of the last segment, its end, the next sequence, the latest timestamp, and the sequence below which all is on
-        disk; None if they are told elsewhere."""
+        """Return the base of the last segment, its end, the next sequence, the latest timestamp, and the synced sequence; None if they are
+        stored elsewhere.
+        """
         if not self.is_open:
             return None
         count = native.load(self.words, COUNT)
@@ -157,48 +158,48 @@ class Tail(group.Progress):
         return base, end, native.load(words, at + NEXT), latest, native.load(words, at + SYNCED)
 
     def synced(self) -> int:
-        """Return the sequence below which all is on disk, as far as the words say so, also where the end is told elsewhere."""
+        """Return the synced sequence according to the words, also if the end is stored elsewhere."""
         if not self.is_open:
             return 0
         at = self.copy(native.load(self.words, COUNT))
         return native.load(self.words, at + SYNCED) if self.is_sound(at) else 0
 
     def tell_elsewhere(self) -> None:
-        """Say that the page of the lock file counts from now on."""
+        """Mark that the page of the lock file counts from now on."""
         if self.is_open:
             native.store(self.words, COUNT, native.load(self.words, COUNT) | ELSEWHERE)
 
     def turn_back(self) -> None:
-        """Say that the journal's end may have gone back: nothing that was flushed before is known to be on disk until `tell`."""
+        """Mark that the journal's end may have moved back: earlier flushes don't count until `tell`."""
         if self.is_open:
             native.store(self.words, COUNT, native.load(self.words, COUNT) | ELSEWHERE)
             native.store(self.words, self.copy(native.load(self.words, COUNT)) + CHECK, 0)
             native.store(self.words, TURNS, (native.load(self.words, TURNS) + STEP) & WORD)
 
     def tell(self, base: int, end: int, sequence: int, latest: int, synced: int) -> None:
-        """Say where the journal ends, and how far it is on disk."""
+        """Store the end of the journal, and the synced sequence."""
         if self.is_open:
             word = native.load(self.words, ERROR)
-            if word != 0 and self.error() == 0:  # damage, which would keep everybody from the short way
+            if word != 0 and self.error() == 0:  # damage, which would keep all writers from the short way
                 native.swap(self.words, ERROR, word, 0)
             self.publish(base, end, sequence, latest, synced)
 
     def turns(self) -> int:
-        """Return a number that changes, under the append lock, whenever the journal's end may have gone back."""
+        """Return a number that changes, under the append lock, whenever the journal's end may have moved back."""
         return native.load(self.words, TURNS) if self.is_open else 0
 
     def is_told(self) -> bool:
-        """Return whether the words count, and no append is under way."""
+        """Return whether the words are valid, and no append is under way."""
         return self.is_open and native.load(self.words, COUNT) & (ELSEWHERE | WRITING) == 0
 
     def sign(self, place: int = HOLDER) -> None:
-        """Note that we have the append lock, or with LEADER that we lead a flush, for those who wait."""
+        """Store this process as owner of the append lock, or with LEADER as leader of a flush, for waiters."""
         if self.is_open:
             for at in range(HOLDER_WORDS):
                 native.store(self.words, place + at, native.load(self.holder, at))
 
     def signed_by(self, place: int = HOLDER) -> tuple[int, int, int, int]:
-        """Return the words of the process that signed there last; zeros if that isn't known."""
+        """Return the words of the process that last signed there; zeros if unknown."""
         if not self.is_open:
             return 0, 0, 0, 0
         words = self.words
@@ -207,9 +208,10 @@ class Tail(group.Progress):
     # The short way.
 
     def append(self, value: bytes, key: bytes | None, type: Any, codec: int) -> int:
-        """Append one record with the present time, if it can be done in one step, and return its sequence; otherwise SLOW, or BUSY if
-        another handle has the append lock. Nothing was done then that counts."""
-        if self.is_busy:  # compiled, by another thread; otherwise a signal handler is in the midst of it
+        """Append one record with the present time, if possible in one step, and return its sequence; otherwise SLOW, or BUSY if another
+        handle has the append lock. Then nothing was done that counts.
+        """
+        if self.is_busy:  # compiled, by another thread; otherwise this is a signal handler during an append
             return BUSY if native.is_one_step() else SLOW
         if self.limit == 0 or not self.is_open or native.process_id() != self.process:
             return SLOW
@@ -222,18 +224,18 @@ class Tail(group.Progress):
         finally:
             try:
                 self.leave()
-            except BaseException:  # out of a signal handler, perhaps before the lock was freed
+            except BaseException:  # from a signal handler, perhaps before the lock was freed
                 self.leave()
                 raise
 
     def leave(self) -> None:
-        """End an append: free the lock, unless another thread of this handle has it, or who was interrupted by this append."""
+        """End an append: free the lock, unless another thread of this handle has it, or the append that this one interrupted."""
         if self.lock.taken_by is self:
             self.lock.free()
         self.is_busy = False
 
     def most(self, value: bytes, key: bytes | None, type: Any) -> int:
-        """Return bytes that the frame of a record has at most; -1 for one that takes the long way, which may refuse it."""
+        """Return the most bytes of a record's frame; -1 for one that takes the long way, which may refuse it."""
         if not isinstance(type, int) or not 0 <= type <= 255:
             return -1
         if not native.is_bytes(value) or not (key is None or native.is_bytes(key)):
@@ -283,14 +285,14 @@ class Tail(group.Progress):
         native.store(self.words, COUNT, count | WRITING)
         if not native.write_at(self.fd, self.room, size, end):
             return SLOW
-        if not self.is_open:  # by a destructor in another thread: the record is there, and the next writer finds it
+        if not self.is_open:  # by a destructor in another thread: the record is stored, and the next writer finds it
             return sequence
         self.publish(self.base, end + size, sequence + 1, latest, native.load(self.words, at + SYNCED))
         self.left_at = native.monotonic()
         return sequence
 
     def is_in_place(self, end: int) -> bool:
-        """Return whether the segment ends there and lies at its path, and the lock file has a name; see `FRESH`."""
+        """Return whether the segment ends there and is at its path, and the lock file has a name; see `FRESH`."""
         now = native.monotonic()
         if now - self.left_at < GAP and now - self.looked_at < FRESH and native.is_one_step():
             return True
@@ -302,7 +304,7 @@ class Tail(group.Progress):
     # Flushes.
 
     def look(self, sequence: int) -> int:
-        """Say whether every record below `sequence` is on disk, for those who wait for a flush; see `Progress`."""
+        """Return whether every record below `sequence` is on disk, for waiters of a flush; see `Progress`."""
         if not self.is_open:
             raise Closed("the log was closed; open it again")
         at = self.copy(native.load(self.words, COUNT))
@@ -312,14 +314,15 @@ class Tail(group.Progress):
         return group.DONE if is_done else group.WAITS
 
     def begin_flush(self, base: int, path: bytes, device: int, number: int) -> int:
-        """Note what a flush of the last segment, which begins now, puts on disk: `flush_to`, `flush_end`. Returns 0; SLOW if the last
-        segment is not the one that begins at `base`, in a file that tells itself from others by `device` and `number`, at `path`."""
+        """Store the goal of a flush of the last segment that begins now: `flush_to`, `flush_end`. Return 0; SLOW if the last segment is not
+        the one that begins at `base`, in the file identified by `device` and `number`, at `path`.
+        """
         if not self.is_open:
             return SLOW
         self.turn = native.load(self.words, TURNS)
         count = native.load(self.words, COUNT)
         at = self.copy(count)
-        # A writer may replace them meanwhile. Each was stored after the records that it speaks of had been written.
+        # A writer may replace them meanwhile. Each was stored after its records had been written.
         self.flush_to = native.load(self.words, at + NEXT)
         self.flush_end = native.load(self.words, at + END)
         if count & ELSEWHERE or native.load(self.words, at + BASE) != base or not self.is_sound(at):
@@ -328,8 +331,8 @@ class Tail(group.Progress):
         return SLOW if size < 0 or native.unsigned(size) < self.flush_end else 0
 
     def end_flush(self) -> bool:
-        """Under the append lock: say that the flush has put on disk what `begin_flush` has noted. False if that can't be known any more."""
-        if not self.is_open or self.error() != 0:  # another flush has failed: of a reader, say, which takes no lock
+        """Under the append lock: mark the goal of `begin_flush` as on disk. False if that is no longer certain."""
+        if not self.is_open or self.error() != 0:  # another flush has failed: for example of a reader, which takes no lock
             return False
         words = self.words
         count = native.load(words, COUNT)
@@ -348,25 +351,25 @@ class Tail(group.Progress):
         return error_in(self.seed, native.load(self.words, ERROR))
 
     def fail(self, error: int) -> None:
-        """Say that a flush has failed, with this errno; 0: that all was written anew since."""
+        """Store that a flush has failed, with this errno; 0: all was written again since."""
         if self.is_open:
             native.store(self.words, ERROR, error_word(self.seed, error))
 
     # The words.
 
     def copy(self, count: int) -> int:
-        """Return the word that the copy begins at which counts."""
+        """Return the first word of the valid copy."""
         return COPIES + COPY_WORDS * ((count >> 2) & 1)
 
     def is_sound(self, at: int) -> bool:
-        """Return whether the copy at a word is one that we, or another writer of this journal, have stored in this run of the machine."""
+        """Return whether the copy at a word was stored by a writer of this journal in this boot of the machine."""
         return native.load(self.words, at + CHECK) == self.check(at)
 
     def check(self, at: int) -> int:
         return HIGH | native.crc32c(self.seed, self.data, 8 * at, 8 * CHECK)
 
     def publish(self, base: int, end: int, sequence: int, latest: int, synced: int) -> None:
-        """Store the other copy, and then say that it counts."""
+        """Store the other copy, and then make it the valid one."""
         words = self.words
         count = native.load(words, COUNT)
         at = self.copy(count + STEP)
@@ -379,7 +382,7 @@ class Tail(group.Progress):
         native.store(words, COUNT, (count + STEP) & ~(ELSEWHERE | WRITING) & WORD)
 
     def close(self) -> None:
-        """Forget the memory. Nothing goes the short way any more."""
+        """Forget the memory. No append goes the short way any more."""
         if self.is_open:
             self.is_open = False
             self.detach()

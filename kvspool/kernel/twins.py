@@ -12,10 +12,10 @@ Twin = Literal["compiled", "interpreted"]
 
 
 def choose(chooser: dict[str, Any], names: Sequence[str], most: Twin = "compiled") -> Twin:
-    """Put these names of a twin into the module `chooser`, whose globals are given, and return which twin that is.
+    """Put these names of a twin into the module `chooser`, whose globals are given, and return which twin it is.
 
-    Interpreted is the one that a build without a C compiler has, or an old build, without some of the names; KVSPOOL_NO_EXTENSIONS=1 in the
-    environment forces it, and so does `most`: what another chooser has returned.
+    The interpreted twin is chosen after a build without a C compiler, or an old build without some of the names. KVSPOOL_NO_EXTENSIONS=1 in
+    the environment forces it, and so does `most`, the result of another chooser.
     """
     stem = chooser["__name__"]
     twin = _compiled(stem, names) if most == "compiled" and os.environ.get("KVSPOOL_NO_EXTENSIONS") != "1" else None

@@ -1,6 +1,6 @@
-"""The wait for events of inotify, and which keys they are about. Compiled as `wakeups_c`; `wakeups` chooses one of the two.
+"""The wait for events of inotify, and the keys that they concern. Compiled as `wakeups_c`; `wakeups` chooses one of the two.
 
-It waits through the port in `system`; compiled, by a call of its own while nobody has replaced the port.
+It waits through the port in `system`; compiled, by its own call while the port is not replaced.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from kvspool import system
 from kvspool.system.handles import refuse_copy
 
 REAL = system.REAL
-POLL = 0.5  # seconds between two looks at everything, however quiet it is
-BLIND_POLL = 0.005  # seconds between two looks where no event will come
+POLL = 0.5  # seconds between two checks of everything, even without events
+BLIND_POLL = 0.005  # seconds between two checks if no event can arrive
 OVERFLOW = 0x4000  # inotify's bits: events were lost
-IGNORED = 0x8000  # the watched file is gone, and its watch with it
+IGNORED = 0x8000  # the watched file was removed, and its watch with it
 WRITTEN = 0x2  # a byte of the watched file was written
-LINKS = 0x4  # the file's metadata changed; one of its names was removed, perhaps
+LINKS = 0x4  # the file's metadata changed; possibly one of its names was removed
 HEAD = 16  # bytes of an event: watch, mask, cookie, length of the name after them
 ROOM = 8192  # bytes of a file that are read at once after a wake-up
 
@@ -28,7 +28,7 @@ class Waiting:
     """Waits for events in one thread of one process; another thread may end the wait.
 
     _keys: the caller's key of each watch. unlinked: keys of files that may have lost a name, as of the last wait that returned any keys.
-    changes: inotify's bits of all that the last wait has reported.
+    changes: all bits of inotify in the last wait.
     """
 
     def __init__(self) -> None:
@@ -47,19 +47,19 @@ class Waiting:
         refuse_copy(self)
 
     def _is_ours(self) -> bool:
-        """Return whether this is the process that began to watch, and no forked child of it."""
+        """Return whether this is the process that began to watch, and not a forked child of it."""
         return self._process == native.process_id()
 
     def wait(self, timeout: float) -> set[Any] | None:
-        """Sleep up to `timeout` seconds. Return the keys of what changed; None: it may be anything, look at all."""
-        self._users += 1  # before the look at what other threads set: they look here after they have set it
+        """Sleep up to `timeout` seconds. Return the keys of the changes; None: anything may have changed, check all."""
+        self._users += 1  # before reading what other threads set: they read this after setting it
         notifier = self._notifier
         self.changes = 0
         try:
             if self._is_woken:
                 return None
             if notifier is None or self.is_blind or not self._is_ours():
-                # In a forked child the events would be stolen from the parent.
+                # A forked child would steal events from the parent.
                 system.port.sleep(min(timeout, BLIND_POLL))
                 return None
             port = system.port
@@ -78,10 +78,10 @@ class Waiting:
         """End a call that uses the notifier."""
         self._users -= 1
         if notifier is not None and self._notifier is None and self._users == 0:
-            notifier.close()  # another thread closed us meanwhile: its number must not be another file's while we use it
+            notifier.close()  # another thread closed it meanwhile: its number must not be reused while we use it
 
     def keys_of(self, data: bytes) -> set[Any] | None:
-        """Return the keys that some events are about; None if the kernel lost others."""
+        """Return the keys concerned by some events; None if the kernel lost others."""
         events = native.bytes_of(data)
         found: set[Any] = set()
         if self.unlinked:
@@ -108,27 +108,27 @@ class Waiting:
 
 
 class FileSleeper(frames.Sleeper):
-    """Sleeps until a file is written that frames are appended to, and copies the next ones out; for a cursor that expects nothing else.
+    """Sleeps until frames are written to a file, and copies the next ones out; for a cursor that expects nothing else.
 
-    Every other event is left to the caller: the file or its directory may be gone, or the next file be there.
+    Every other event is left to the caller: the file or its directory may be removed, or the next file may exist.
     """
 
     def __init__(self, waiting: Waiting, cursor: Any, scan: Callable[..., Any], fd: int) -> None:
-        """Read the open file on where the cursor stands, with `scan`, see `journal.format.Format.scanner`. `waiting` watches the file.
+        """Read the open file from the cursor's position on, with `scan`, see `journal.format.Format.scanner`. `waiting` watches the file.
 
-        No event but writes was reported since the file was found to end there.
+        Only writes were reported since the end of the file was found there.
         """
         self.waiting = waiting
         self.cursor = cursor
         self.scan = scan
         self.fd = fd
-        self.has_more = True  # there may be something, as far as is known without a look
+        self.has_more = True  # there may be a record, as far as known without a check
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         refuse_copy(self)
 
     def close(self) -> None:
-        """Read the file no more: it is about to be closed, or the cursor to be moved by others."""
+        """Stop reading the file: it is about to be closed, or the cursor to be moved by others."""
         self.fd = -1
 
     def is_undisturbed(self) -> bool:
@@ -151,7 +151,7 @@ class FileSleeper(frames.Sleeper):
             found = self.scan(data, cursor.sequence, most, make, out)
             size = found[0]
         except BaseException:
-            out.clear()  # the cursor still stands before them
+            out.clear()  # the cursor is still before them
             raise
         cursor.position = position + size
         cursor.sequence = found[1]

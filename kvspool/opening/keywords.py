@@ -1,4 +1,4 @@
-"""Keyword arguments that a function collects by name: unknown ones are refused, with the nearest name that the function knows."""
+"""Keyword arguments that a function collects by name: unknown ones are refused, with the nearest known name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Make a log, and open what lies at a path."""
+"""Create a log, and open the log at a path."""
 
 from __future__ import annotations
 
@@ -130,39 +130,39 @@ def create(
     exist_ok: bool = False,
     **limits: Any,
 ) -> Log:
-    """Make a log at `path` and open it. It is on disk, complete, when the call returns.
+    """Create a log at `path` and open it. It is on disk, complete, when the call returns.
 
-    format: "spool", the bounded ring that this is about, or one of a journal, which has no bound: "kvj", our own, "sej", "fflg" or
-    "fixed"; those take what their class in `kvspool.journal.formats` takes in place of capacity, policy, reader_expiry and prefill:
-    `segment_bytes`, say. retention: of a journal, rules by which whoever begins a segment removes the oldest ones; None: all are kept.
+    format: "spool", the bounded ring described here, or a journal, which is unbounded: kvspool's own "kvj", or "sej", "fflg" or "fixed".
+    Instead of capacity, policy, reader_expiry and prefill, journals take the options of their class in `kvspool.journal.formats`, such as
+    `segment_bytes`. retention: for a journal, rules by which the writer that begins a segment removes the oldest ones; None: all are kept.
 
     first_sequence: of the first record, in a journal.
 
-    capacity: size of the ring, in bytes or as "64MiB", the default; rounded up to 4096. It is reserved on disk at once, with 68 KiB and
-    0.04 % more for the control block, and bounds what the log will ever take. codec: how values that are neither bytes nor str are
-    stored: "json", "msgpack", or "keyed", which is MessagePack with repeated keys stored once. mode: permission bits of the files;
-    0o600 by default, with 0o640 the group may read. timeout: see `open`.
+    capacity: size of the ring, in bytes or as "64MiB", the default; rounded up to 4096. It is reserved on disk at once, plus 68 KiB and
+    0.04 % for the control block, and limits the log permanently. codec: how values that are neither bytes nor str are stored: "json",
+    "msgpack", or "keyed", which is MessagePack with repeated keys stored once. mode: permission bits of the files; 0o600 by default, with
+    0o640 the group may read. timeout: see `open`.
 
-    policy: what a writer does when the ring is full of records that a durable reader has yet to commit: "overwrite" them, the default,
-    "block" up to its timeout, or "raise" SpoolFull. Records that no durable reader waits for are always overwritten. reader_expiry:
-    seconds after which writers wait no more for a reader that hasn't moved although it had something to read; None: they always wait.
+    policy: for a ring full of records that a durable reader has yet to commit: "overwrite" them (default), "block" up to the writer's
+    timeout, or "raise" SpoolFull. Records that no durable reader needs are always overwritten. reader_expiry: seconds without progress
+    after which writers no longer wait for a reader with pending records; None: they always wait.
 
-    durability: when an append is on disk, in every handle that isn't opened with another one: "memory", after a `sync`; "os", within
+    durability: when an append is on disk, in every handle that isn't opened with another level: "memory", after a `sync`; "os", within
     `sync_interval` seconds (default: 1) and a flush; "disk", when the call returns. See `kvspool.spool.durability`.
 
-    prefill: of a spool, bring the pages of its ring into memory now, so that the first lap is as fast as later ones: up to 1 GiB, and
-    an eighth of the available memory; the default. That takes about a microsecond a page; the kernel, or the first `sync`, writes them to
-    disk. False: each page at the first store to it, for many logs, or logs that are seldom full. Logs of the level "disk" always do that:
-    their flushes take far longer.
+    prefill: for a spool, bring the pages of its ring into memory now, so that the first lap is as fast as later ones: up to 1 GiB, and an
+    eighth of the available memory; the default. It takes about a microsecond a page; the kernel, or the first `sync`, writes the pages to
+    disk. False: each page at the first store to it. Use this for many logs, or logs that are seldom full. Logs of the level "disk" always
+    do, since their flushes take far longer.
 
-    exist_ok: open the log at `path` if there is one with the same settings, of whatever size if no capacity is given. Of several
-    processes that create it at once each one gets the same log. The log's files keep their permission bits, whatever `mode` is.
+    exist_ok: open an existing log at `path` if it has the same settings, of any size if no capacity is given. If several processes create
+    it at once, each gets the same log. The log's files keep their permission bits, whatever `mode` is.
 
-    Raises LogExists (with `exist_ok`: for other settings, and its text names them), UnsafeFilesystem (a network file system, or a spool on
-    btrfs, unless `allow_unsafe_fs`), TypeError for options that are unknown or that logs of the format don't have, ValueError, or the
-    system's OSError (no space, no permission): nothing is left then, except a hidden directory that a note of the error names, and files
-    of a journal that can't be removed, or whose directory was there before. NameNotDurable: the log is there and complete, but a crash of
-    the machine may undo it. With `exist_ok` also what `open` raises.
+    Raises LogExists (with `exist_ok`: for different settings, which the message names), UnsafeFilesystem (a network file system, or a spool
+    on btrfs, unless `allow_unsafe_fs`), TypeError for options that are unknown or not available in this format, ValueError, or the system's
+    OSError (no space, no permission). Nothing is left then, except a hidden directory that a note of the error names, and files of a
+    journal that can't be removed, or whose directory existed before. NameNotDurable: the log exists and is complete, but a crash of the
+    machine may undo it. With `exist_ok` also the errors of `open`.
     """
     limits = {name: value for name, value in limits.items() if value is not None}
     of_spools = dict(zip(SPOOL_OPTIONS, (capacity, policy, reader_expiry, prefill), strict=True))
@@ -176,7 +176,7 @@ def create(
     if not 0o600 <= mode <= 0o666 or mode & 0o111:
         raise ValueError(f"mode is 0o600 with rights for others added, not {mode:#o}")
     if not target.parent.is_dir():
-        raise FileNotFoundError(f"{target.parent} is no directory; make it first")
+        raise FileNotFoundError(f"{target.parent} is not a directory; create it first")
     if not allow_unsafe_fs:
         filesystems.refuse_unsafe(target.parent)
     asked: dict[str, Any] = {"format": format, "codec": codec, "durability": durability, "sync_interval": sync_interval}
@@ -206,7 +206,7 @@ def create(
         try:
             return _open_same(target, asked, timeout, allow_unsafe_fs)
         except LogNotFound:
-            if os.path.lexists(target):  # otherwise it was deleted between our two looks
+            if os.path.lexists(target):  # otherwise it was deleted since the first check
                 raise
 
 
@@ -214,7 +214,7 @@ def _check_policy(policy: str, reader_expiry: float | None) -> None:
     if policy not in spool_format.POLICIES:
         raise ValueError(f"a policy is one of {', '.join(spool_format.POLICIES)}, not {policy!r}")
     if reader_expiry is not None and policy == "overwrite":
-        raise ValueError("reader_expiry needs the policy block or raise: with overwrite nobody waits for a reader")
+        raise ValueError("reader_expiry needs the policy block or raise: with overwrite no writer waits for a reader")
     if reader_expiry is not None and not 1e-9 <= reader_expiry <= LONGEST_EXPIRY:
         raise ValueError(f"reader_expiry is a number of seconds up to {LONGEST_EXPIRY:.0f}, not {reader_expiry}")
 
@@ -236,7 +236,7 @@ def _make_spool(target: Path, chosen: dict[str, Any], mode: int, touched: int, t
 
 
 def _open_same(target: Path, asked: dict[str, Any], timeout: float, allow_unsafe_fs: bool) -> Spool | Journal:
-    """Open the log at a path that has these settings. Raises LogExists for another one, and what `open` raises."""
+    """Open the log at a path if it has these settings. Raises LogExists for another one, and the errors of `open`."""
     log = open_store(target, timeout=timeout, allow_unsafe_fs=allow_unsafe_fs)
     try:
         settings.refuse_others(target, settings.of_log(log), asked)
@@ -247,7 +247,7 @@ def _open_same(target: Path, asked: dict[str, Any], timeout: float, allow_unsafe
 
 
 def check_options(format: str, names: Iterable[str], function: str = "create", also: Iterable[str] = ()) -> None:
-    """Raise for options that `create` doesn't have, or that a log of a format doesn't: TypeError; and for no format: ValueError.
+    """Raise TypeError for options that `create` or this format doesn't have, and ValueError for an unknown format.
 
     function: its name for the error; also: further options that it has.
     """
@@ -259,7 +259,7 @@ def check_options(format: str, names: Iterable[str], function: str = "create", a
     refuse_unknown(function, names, all_options().union(also))
     for name in names:
         if name in of_some.difference(own):
-            raise TypeError(f"{_named(format)} has no option {name!r}; its own ones are {', '.join(own)}")
+            raise TypeError(f"{_named(format)} has no option {name!r}; its own options are {', '.join(own)}")
 
 
 def all_options() -> set[str]:
@@ -279,16 +279,16 @@ def _named(format: str) -> str:
 def resize(
     path: str | os.PathLike[str], capacity: int | str, *, timeout: float = TIMEOUT, progress: Callable[[int, int], None] | None = None
 ) -> Resized:
-    """Give the log at `path` a ring of another size, while others append to it and read it; on disk when the call returns.
+    """Change the size of the ring of the log at `path`, while others append to it and read it; on disk when the call returns.
 
-    capacity: as `create` has it. Records keep their sequences, durable readers their places; whoever has the log open goes on by himself.
-    In a smaller ring the newest records stay, and readers get a Gap with the reason "resized" for the others. It takes the disk space of
-    both rings until it is done. timeout: seconds to wait for each lock. progress: called with the position copied to, and the last one.
+    capacity: as in `create`. Records keep their sequences, durable readers their positions, and open handles continue automatically. A
+    smaller ring keeps the newest records, and readers get a Gap with the reason "resized" for the others. Until it is done it takes the
+    disk space of both rings. timeout: seconds to wait for each lock. progress: called with the position copied to, and the last one.
 
-    Raises what `open` raises; SpoolFull where the policy keeps records for a durable reader that would have no room; TooLarge for a record
+    Raises the errors of `open`; SpoolFull if the policy keeps records for a durable reader that would have no room; TooLarge for a record
     that would not fit; Corruption for a damaged log; LockTimeout; ValueError; or the system's OSError (no space, no permission, a file
-    system that can't exchange two directories). The log is as it was then. NameNotDurable: the log was resized, but the last flush of its
-    parent directory failed. Handles go on in the new files; writers try that flush again, and append only when it succeeds.
+    system that can't exchange two directories). The log is then unchanged. NameNotDurable: the log was resized, but the last flush of its
+    parent directory failed. Handles use the new files; writers retry that flush, and append only when it succeeds.
     """
     size = spool_format.ring_size(capacity)
     with open(path, format="spool", timeout=timeout) as log:
@@ -356,15 +356,15 @@ def open(
     allow_unsafe_fs: bool = False,
     **limits: Any,
 ) -> Log:
-    """Open the log that lies at `path`, for reading, and for writing where that is permitted.
+    """Open the log at `path`, for reading, and if permitted also for writing.
 
-    format: the only one that will do; None finds out. limits: for a journal that another program has made, what `create` takes for its
-    format. timeout: how many seconds a writer waits for another one's lock before LockTimeout. durability, sync_interval: for the appends
-    of this handle, in place of what `create` was told. allow_unsafe_fs: append to a spool where a full disk kills processes
-    that store to mapped files (btrfs); otherwise the spool can only be read there, and UnsafeFilesystem says so.
+    format: the only accepted one; None: any. limits: for a journal created by another program, the options of `create` for its format.
+    timeout: seconds that a writer waits for another one's lock before LockTimeout. durability, sync_interval: for the appends of this
+    handle, instead of those of `create`. allow_unsafe_fs: append to a spool where a full disk kills processes that store to mapped files
+    (btrfs). Otherwise the spool can only be read there, and appends raise UnsafeFilesystem.
 
-    Raises LogNotFound, NotALog (for a queue too: `kvspool.queue.open` opens it), UnknownVersion, MismatchedPair, Truncated, Corruption,
-    or the system's OSError.
+    Raises LogNotFound, NotALog (also for a queue: `kvspool.queue.open` opens it), UnknownVersion, MismatchedPair, Truncated, Corruption, or
+    the system's OSError.
     """
     _check_limits(format, limits)
     _check_durability(durability, sync_interval)
@@ -374,9 +374,9 @@ def open(
         system.refuse_unfit_host()
         return Spool(pair.Pair(target, allow_unsafe_fs=allow_unsafe_fs), timeout, durability, sync_interval)
     if not os.path.lexists(target):
-        raise LogNotFound(f"{target} does not exist; kvspool.create makes a log")
+        raise LogNotFound(f"{target} does not exist; kvspool.create creates a log")
     if is_queue(target):
-        raise NotALog(f"{target} is a queue, and no log: kvspool.queue.open opens it")
+        raise NotALog(f"{target} is a queue, not a log: kvspool.queue.open opens it")
     found = None if format == "spool" else journals.find(target, format, {name: sizes.parse(value) for name, value in limits.items()})
     if found is not None:
         return journals.open(target, found, timeout=timeout, durability=durability, sync_interval=sync_interval)
@@ -384,17 +384,17 @@ def open(
         raise NotALog(f"{target} holds shards: open one shard set in it with shard.open, or all of them with hub.open")
     v1.refuse_ring(target)
     if format is not None:
-        raise NotALog(f"{target} is no log of the format {format}")
+        raise NotALog(f"{target} is not a log of the format {format}")
     raise NotALog(f"{target} is neither a log nor a directory of logs")
 
 
 def open_store(path: str | os.PathLike[str], *, timeout: float = TIMEOUT, allow_unsafe_fs: bool = False) -> Spool | Journal:
-    """Open a log whose kind matters to the caller; see `open`."""
+    """Open a log for a caller to which its kind matters; see `open`."""
     return cast("Spool | Journal", open(path, timeout=timeout, allow_unsafe_fs=allow_unsafe_fs))
 
 
 def _check_limits(format: str | None, limits: Collection[str]) -> None:
-    """Raise TypeError for options that no log of this format, None: of any, takes in `open`; ValueError for no format."""
+    """Raise TypeError for options that `open` doesn't have for this format (None: for any format), ValueError for an unknown format."""
     if format not in (None, "spool", *FORMATS):
         raise ValueError(f"a format is spool or one of {', '.join(FORMATS)}, not {format!r}")
     all_limits = {name for form in FORMATS.values() for name in form.limit_names()}
@@ -402,31 +402,31 @@ def _check_limits(format: str | None, limits: Collection[str]) -> None:
 
 
 def _refuse_limits(format: str, limits: Iterable[str]) -> None:
-    """Raise TypeError for any option of a journal, in `open` of another log."""
+    """Raise TypeError for options of a journal in `open` of another kind of log."""
     for name in limits:
-        raise TypeError(f"{_named(format)} has no option {name!r} to be opened with")
+        raise TypeError(f"{_named(format)} can't be opened with the option {name!r}")
 
 
 def is_log(path: str | os.PathLike[str]) -> bool:
-    """Return whether a log lies at a path, as far as its names say; it may be damaged."""
+    """Return whether there is a log at a path, according to the file names; it may be damaged."""
     target = Path(os.path.abspath(path))
     return os.path.lexists(target / spool_format.CONTROL_FILE) or journals.lies_at(target) or is_queue(target)
 
 
 def lies_at(path: str | os.PathLike[str]) -> bool:
-    """Return whether a log of whatever format lies at a path, also one that only what is in its files tells: another program's journal.
+    """Return whether there is a log of any format at a path, also one that only its contents identify: another program's journal.
 
-    Raises Corruption, FormatError or ValueError for a journal that can't be read."""
+    Raises Corruption, FormatError or ValueError for a journal that can't be read.
+    """
     target = Path(os.path.abspath(path))
     return is_log(target) or (target.is_dir() and journals.find(target) is not None)
 
 
 def verify(path: str | os.PathLike[str], *, progress: Progress | None = None) -> VerifyReport | JournalVerifyReport | QueueVerifyReport:
-    """Check every record of the log at `path`, a spool's, a journal's or a queue's, while writers and readers go on: against its checksum,
-    where there is one.
+    """Check every record of the spool, journal or queue at `path` against its checksum, if it has one, while others write and read.
 
-    progress: called as `progress(done, all)` now and then, with bytes. Raises what `open` raises, and Corruption where the control block
-    doesn't say where the log ends: `repair` finds that out from the records.
+    progress: called as `progress(done, all)` from time to time, with bytes. Raises the errors of `open`, and Corruption if the control
+    block doesn't give the end of the log: `repair` finds it from the records.
     """
     if is_queue(target := Path(os.path.abspath(path))):
         return queue.verify(target)
@@ -435,11 +435,11 @@ def verify(path: str | os.PathLike[str], *, progress: Progress | None = None) ->
 
 
 def repair(path: str | os.PathLike[str], *, timeout: float = REPAIR_TIMEOUT) -> RepairReport | JournalRepairReport | QueueRepairReport:
-    """Put the log at `path` in order, a spool, a journal or a queue, and let it take records again.
+    """Repair the spool, journal or queue at `path`, and let it take records again.
 
     All of it is on disk when the call returns.
 
-    timeout: seconds to wait for each lock. See `kvspool.spool.repair` and `kvspool.journal.repair` for what is done, and raised.
+    timeout: seconds to wait for each lock. `kvspool.spool.repair` and `kvspool.journal.repair` describe the repairs and errors.
     """
     target = Path(os.path.abspath(path))
     if is_queue(target):

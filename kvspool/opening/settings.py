@@ -1,4 +1,4 @@
-"""Settings that a log was created with, by name, so that `create(..., exist_ok=True)` can compare them with those that it was asked for."""
+"""The settings of a log by name, so that `create(..., exist_ok=True)` can compare them with the requested ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BYTES = ("capacity", "segment_bytes", "total_bytes", "item_bytes")
 
 
 def of_log(log: Spool | Journal) -> dict[str, Any]:
-    """Return the settings of an open log, by the names that `create` has for them. Raises Corruption, Closed."""
+    """Return the settings of an open log, by their names in `create`. Raises Corruption, Closed."""
     if isinstance(log, Spool):
         return of_header(log.header)
     found = stored.load(log.format.sidecar(log.path)) or stored.Settings(format=log.format.name)
@@ -26,7 +26,7 @@ def of_log(log: Spool | Journal) -> dict[str, Any]:
 
 
 def of_header(header: format.Header) -> dict[str, Any]:
-    """Return the settings that are in the header of a spool."""
+    """Return the settings in the header of a spool."""
     return {
         "format": "spool",
         "capacity": header.capacity,
@@ -52,9 +52,9 @@ def of_journal(chosen: stored.Settings, limits: Mapping[str, int]) -> dict[str, 
 
 
 def refuse_others(path: Path, have: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
-    """Raise LogExists if a log has other settings than those that `create` was asked for; the error names each of them.
+    """Raise LogExists if a log's settings differ from those requested of `create`; the error names each difference.
 
-    A name that only one of the two has counts only if both logs have one format. `capacity` may be missing in `asked`: any will do.
+    A name that only one of the two has counts only if both logs have one format. If `capacity` is missing in `asked`, any will do.
     """
     same_format = have["format"] == asked["format"]
     names = [name for name in asked if name in have and _stored(have[name]) != _stored(asked[name])] if same_format else ["format"]

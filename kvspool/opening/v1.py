@@ -1,17 +1,16 @@
 """Read the spool directories of kvspool v1, the ancestor of this program. They are never written.
 
 **Format.** A directory with pairs of files `NAME-N.sp` and `NAME-N.sr`, in the order of NAME, then of N as a number. `.sp`: `KV+SPOOL`,
-frames one behind the other, and the length of the last one (u32) behind it. A frame: `tpl`, flags (bit 0: integers are big-endian; bit 1:
-the lengths of strings are stored one larger), its length u32, `A(ss)` and a zero, the number of pairs u32, then each key and
-value: length u32, bytes. `.sr`: u32, the offset of the next frame to be read.
+frames one after the other, and then the length of the last one (u32). A frame: `tpl`, flags (bit 0: integers are big-endian; bit 1: the
+lengths of strings are stored one larger), its length u32, `A(ss)` and a zero, the number of pairs u32, then each key and value: length u32,
+bytes. `.sr`: u32, the offset of the next frame to be read.
 
-The integers outside of frames are in the order of the host that wrote them; the first frame of the file says which that was.
+The integers outside of frames are in the order of the host that wrote them; the first frame of the file tells that order.
 
 **Not read.** Since December 2017 the same program keeps its spool in a ring of the library libshr: one file `data` in the directory, which
-begins with `libshr1` and a zero. Its layout is that of a C struct; its own program has to read it.
+begins with `libshr1` and a zero. Its layout is that of a C struct; only its own program can read it.
 
-**Limits.** Keys and values are UTF-8; others are refused. Nothing that is read is
-believed before it was compared with the size of its file.
+**Limits.** Keys and values are UTF-8; others are refused. All data is checked against the size of its file before it is trusted.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _BIG, _ONE_MORE = 1, 2
 
 
 class _Torn(Exception):
-    """The file ends in the midst of a frame."""
+    """The file ends within a frame."""
 
 
 def is_spool(path: Path) -> bool:
@@ -54,7 +53,7 @@ def is_ring(path: Path) -> bool:
 
 
 def refuse_ring(path: Path) -> None:
-    """Raise NotALog for a directory that `is_ring`, with what to do."""
+    """Raise NotALog, with advice, for a directory that `is_ring`."""
     if is_ring(path):
         raise NotALog(
             f"{path} is a spool of kvspool v1 since December 2017: its file {RING} is a ring of libshr, which can't be imported. "
@@ -68,11 +67,11 @@ def _files(path: Path) -> list[Path]:
 
 
 def records(path: Path, *, unread: bool, torn: list[str]) -> Iterator[dict[str, str]]:
-    """Yield what each frame holds; `unread`: from the reader's place on. Names in `torn` the files whose end was cut off."""
+    """Yield the pairs of each frame; `unread`: from the reader's position on. Files with an incomplete end are added to `torn`."""
     files = _files(path)
     if not files:
         refuse_ring(path)
-        raise NotALog(f"{path} is no spool directory of kvspool v1: it has no NAME-N.sp")
+        raise NotALog(f"{path} is not a spool directory of kvspool v1: it has no NAME-N.sp")
     for file in files:
         yield from _records(file, unread, torn)
 
@@ -80,7 +79,7 @@ def records(path: Path, *, unread: bool, torn: list[str]) -> Iterator[dict[str, 
 def _records(path: Path, unread: bool, torn: list[str]) -> Iterator[dict[str, str]]:
     data = _content(path)
     if data[: len(MAGIC)] != MAGIC:
-        raise NotImportable(f"{path} is no file of kvspool v1: it doesn't begin with {MAGIC.decode()}")
+        raise NotImportable(f"{path} is not a file of kvspool v1: it doesn't begin with {MAGIC.decode()}")
     at, length = len(MAGIC), 0
     order = ">" if data[at : at + 3] == _FRAME and len(data) > at + 3 and data[at + 3] & _BIG else "<"
     start = _place(path, order, len(data)) if unread else at
@@ -88,7 +87,7 @@ def _records(path: Path, unread: bool, torn: list[str]) -> Iterator[dict[str, st
         if length and struct.pack(order + "I", length).startswith(data[at:]):
             if len(data) - at < 4:
                 torn.append(f"{path} at byte {at}")
-            break  # what stands behind the last frame
+            break  # the length after the last frame
         try:
             pairs, length = _frame(data, at)
         except _Torn:
@@ -112,15 +111,15 @@ def _content(path: Path) -> bytes:
 
 
 def _place(path: Path, order: str, size: int) -> int:
-    """Return where the reader stands."""
+    """Return the position of the reader."""
     reader = path.with_suffix(".sr")
     try:
         raw = _content(reader)
     except FileNotFoundError:
-        raise NotImportable(f"{reader} is missing, so it isn't known what was read; import all") from None
+        raise NotImportable(f"{reader} is missing, so the reader's position is unknown; import all") from None
     place: int = struct.unpack_from(order + "I", raw)[0] if len(raw) >= 4 else 0
     if not len(MAGIC) <= place <= size:
-        raise NotImportable(f"{reader} says byte {place}, which {path.name} doesn't have; import all")
+        raise NotImportable(f"{reader} has the position {place}, which is after the end of {path.name}; import all")
     return place
 
 
@@ -137,15 +136,15 @@ def _frame(data: bytes, at: int) -> tuple[dict[str, str], int]:
     order = ">" if flags & _BIG else "<"
     length: int = struct.unpack_from(order + "I", head, 4)[0]
     if length < _LEAST:
-        raise ValueError(f"it says that it is {length} bytes long")
+        raise ValueError(f"its stated length is {length} bytes")
     if head[8 : 8 + len(_SHAPE)] != _SHAPE:
-        raise ValueError("it holds something else than pairs of strings")
+        raise ValueError("its content is not pairs of strings")
     if length > len(data) - at:
         raise _Torn
     (count,) = struct.unpack_from(order + "I", head, _LEAST - 4)
     strings = _strings(data[at + _LEAST : at + length], order, 1 if flags & _ONE_MORE else 0)
     if len(strings) != 2 * count:
-        raise ValueError(f"it says {count} pairs, and has {len(strings)} strings")
+        raise ValueError(f"it states {count} pairs, and has {len(strings)} strings")
     return dict(zip(strings[::2], strings[1::2], strict=True)), length
 
 
@@ -155,11 +154,11 @@ def _strings(body: bytes, order: str, more: int) -> list[str]:
     at = 0
     while at < len(body):
         if len(body) - at < 4:
-            raise ValueError("it ends in the midst of a string")
+            raise ValueError("it ends within a string")
         length = struct.unpack_from(order + "I", body, at)[0] - more
         at += 4
         if not 0 <= length <= len(body) - at:
-            raise ValueError(f"a string of {length} bytes does not lie in it")
+            raise ValueError(f"a string of {length} bytes exceeds it")
         found.append(body[at : at + length].decode())
         at += length
     return found

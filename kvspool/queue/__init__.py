@@ -6,7 +6,8 @@
     queue.put(b"first")
     entry = queue.get(timeout=5)
 
-Names, timeouts and what an empty or a full queue does are those of `queue.Queue`. `docs/queue.md` has the bytes and the protocol.
+Names, timeouts and the behaviour of an empty or full queue are those of `queue.Queue`. `docs/queue.md` describes the bytes and the
+protocol.
 """
 
 from kvspool.errors import QueueEmpty, QueueFull

@@ -1,12 +1,12 @@
-"""The chain of a queue's chunks: found, checked, made longer, and made shorter as it is consumed. All under the lock of OPERATION.
+"""The chain of a queue's chunks: found, checked, extended, and shortened as it is consumed. All under the lock OPERATION.
 
-**A new chunk** is complete - allocated, its pointers written, flushed where the level asks for that - before the reference to it is stored.
-If its maker dies in between, it is an empty file that nothing leads to; who next needs the name removes it.
+**A new chunk** is complete (allocated, its pointers written, flushed if the level requires it) before the reference to it is stored. If its
+creator crashes before that, it is an unreferenced empty file. The next process that needs the name removes it.
 
-**A consumed chunk**: the header's reference moves to the next one, which is flushed at every level, for else the death of the machine could
-leave a header that leads nowhere. Then the file goes. If whoever does that dies in between, an empty chunk is left in front of the first.
+**A consumed chunk**: the header's reference moves to the next one, and is flushed at every level, since otherwise a crash of the machine
+could leave a header with a dangling reference. Then the file is removed. A crash before that leaves an empty chunk before the first one.
 
-**What nothing leads to and still holds entries** is never removed: only damage, or the death of the machine, leaves such a file.
+**Unreferenced files with entries** are never removed: only damage, or a crash of the machine, leaves such a file.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from kvspool.system.handles import Handle
 
 
 class Chain(Handle):
-    """The chunks of one queue, as this handle knows them, and the descriptor of its header."""
+    """The chunks of one queue, as known to this handle, and the descriptor of its header."""
 
     def __init__(self, path: Path, file: Descriptor, chunk_bytes: int | None, flush: Callable[[int], None], is_durable: bool) -> None:
-        """Take over the header's descriptor; `chunk_bytes`: of new chunks (None: as the last one), `flush`: puts a file on disk."""
+        """Take over the header's descriptor; `chunk_bytes`: of new chunks (None: as the last one), `flush`: flushes a file to disk."""
         self.path = path
         self._file = file
         fd = file.number
@@ -56,18 +56,18 @@ class Chain(Handle):
 
     @property
     def is_closed(self) -> bool:
-        """Return whether it was closed."""
+        """Return whether the chain was closed."""
         return self._file.is_closed
 
     def close(self) -> None:
-        """Give everything back; the locks too, unless they are our parent's."""
+        """Release all files; the locks too, unless they belong to the parent process."""
         self.forget()
         self.ends.open(-1)
         if not self._file.is_closed:
             locks.give_back(self._file, self._process)
 
     def forget(self) -> None:
-        """Know no chunk any more."""
+        """Forget all chunks."""
         self.ends.detach()
         self.ids.clear()
         self.first = self.last = None
@@ -75,7 +75,7 @@ class Chain(Handle):
     # Finding.
 
     def refresh(self) -> None:
-        """Know the chain as it is now. Raises LogVanished, Truncated, Corruption."""
+        """Update to the present chain. Raises LogVanished, Truncated, Corruption."""
         if self.is_closed:
             raise Closed(f"{self.path} was closed; open it again")
         if self.ends.is_current() and not self.ends.is_drained():
@@ -91,9 +91,9 @@ class Chain(Handle):
         self.consume()
 
     def reference(self) -> int:
-        """Return the id of the first chunk, as the header has it; 0: there is none."""
+        """Return the id of the first chunk from the header; 0: there is none."""
         found = system.port.read(self.fd, format.HEADER.size + 1, 0)
-        if not found:  # it was made, and nobody wrote to it yet
+        if not found:  # created, but not written yet
             self._refer_to(0)
             system.port.flush(self.fd)
             return 0
@@ -102,9 +102,9 @@ class Chain(Handle):
         return format.HEADER.unpack(found).first_chunk
 
     def _follow(self, first: int) -> bool:
-        """Go on from what is known, to `first` and behind the last chunk; False if that can't be told any more.
+        """Continue from the known chunks to `first` and past the last chunk; False if that is no longer possible.
 
-        A last chunk that has its name yet was never consumed, so the header can only have moved along the chain that is known.
+        A last chunk that still has its name was never consumed, so the header can only have moved along the known chain.
         """
         last = self.last
         if last is None or first not in self.ids or not _is_whole(last):
@@ -140,12 +140,12 @@ class Chain(Handle):
         self._know(ids, Chunk.open(self.path, ids[-1]))
 
     def _look_at(self, id: int, before: Path) -> tuple[Path, int]:
-        """Check a chunk; return where it lies, and the id of the one that follows."""
+        """Check a chunk; return its path, and the id of the next one."""
         file = format.chunk_path(self.path, id)
         try:
             state = read_state(file)
         except FileNotFoundError as error:
-            raise Corruption(f"{before} refers to {file.name}, which is not there; see kvspool repair") from error
+            raise Corruption(f"{before} refers to {file.name}, which does not exist; see kvspool repair") from error
         return file, state.next_ref
 
     def _know(self, ids: deque[int], last: Chunk) -> None:
@@ -156,14 +156,14 @@ class Chain(Handle):
             try:
                 first = Chunk.open(self.path, ids[0])
             except FileNotFoundError as error:
-                raise Corruption(f"{self.path} refers to chunk {ids[0]}, which is not there; see kvspool repair") from error
+                raise Corruption(f"{self.path} refers to chunk {ids[0]}, which does not exist; see kvspool repair") from error
         self.ids, self.first, self.last = ids, first, last
         self.ends.attach(first.id, first, last)
 
     # Consuming.
 
     def consume(self) -> None:
-        """Remove the chunks in front that are of no more use. Raises Corruption if the one behind them isn't there."""
+        """Remove the consumed chunks at the start. Raises Corruption if the next one doesn't exist."""
         while self.first is not None and self.ends.is_drained():
             first = self.first
             self._look_at(first.state().next_ref, first.path)
@@ -175,7 +175,7 @@ class Chain(Handle):
             system.port.remove(first.path)
 
     def clear(self) -> None:
-        """Drop every entry, chunk by chunk: who dies meanwhile has dropped the oldest ones."""
+        """Remove every entry, chunk by chunk; a crash during it has removed the oldest ones."""
         while self.first is not None:
             self.ends.advance(self.first.state().tail_ptr)
             if not self.ends.is_drained():
@@ -188,7 +188,7 @@ class Chain(Handle):
     # Entries.
 
     def put(self, entries: list[bytes], start: int, most: int) -> int:
-        """Put entries from `start` on, as long as there is room with `most` chunks; returns the first that wasn't."""
+        """Put entries from `start` on while there is room with `most` chunks; return the index of the first that was not put."""
         begin = start
         try:
             while start < len(entries):
@@ -203,7 +203,7 @@ class Chain(Handle):
         return start
 
     def take(self, limit: int) -> list[bytes]:
-        """Take up to `limit` entries out. What goes wrong once some of them are out is told by the next call."""
+        """Take up to `limit` entries out. An error after some were taken is raised by the next call."""
         taken: list[bytes] = []
         while self.first is not None:
             taken += self.ends.take_many(limit - len(taken))
@@ -224,7 +224,7 @@ class Chain(Handle):
         return taken
 
     def peek(self) -> bytes | None:
-        """Return the first entry, and leave it there; None: there is none."""
+        """Return the first entry without taking it; None if there is none."""
         if self.first is None:
             return None
         entry = self.ends.peek()
@@ -233,16 +233,16 @@ class Chain(Handle):
         return entry
 
     def explain(self) -> None:
-        """Raise Corruption, which says what is wrong with the first entry."""
+        """Raise Corruption with the fault of the first entry."""
         assert self.first is not None
         head, tail, _ = state = self.first.state()
         refuse_untrue(self.first.path, state, self.first.size)
-        raise Corruption(f"{self.first.path}: the entry at {head} ends behind the last one, at {tail}; see kvspool repair")
+        raise Corruption(f"{self.first.path}: the entry at {head} ends after the last one, at {tail}; see kvspool repair")
 
     # Growing.
 
     def has_room(self, length: int, most: int) -> bool:
-        """Return whether an entry fits into the last chunk, or into a new one, with at most so many of them."""
+        """Return whether an entry fits into the last chunk, or into a new one, with at most `most` chunks."""
         if self.last is None or self._may_grow(most):
             return True
         _, tail, next_ref = self.last.state()
@@ -256,7 +256,7 @@ class Chain(Handle):
         return len(self.ids) - is_replaced < most and id not in self.ids
 
     def extend(self, most: int) -> bool:
-        """Put a new chunk behind the last one; False if there are `most` already, or its id is taken by one of them."""
+        """Append a new chunk; False if there are `most` already, or one of them has its id."""
         if not self._may_grow(most):
             return False
         before = self.last
@@ -291,14 +291,14 @@ class Chain(Handle):
         return format.CHUNK if self.last is None or self.last.size < format.LEAST_CHUNK else self.last.size
 
     def remove_leftover(self, id: int) -> None:
-        """Remove a chunk that nothing leads to. Raises Corruption if it has entries: that is for a person to decide."""
+        """Remove an unreferenced chunk. Raises Corruption if it has entries: the operator must decide."""
         file = format.chunk_path(self.path, id)
         if not is_empty(file):
-            raise Corruption(f"{file} has entries, and nothing leads to it; see kvspool repair")
+            raise Corruption(f"{file} has entries, but nothing refers to it; see kvspool repair")
         system.port.remove(file)
 
     def sweep(self) -> None:
-        """Remove what processes left that died while they added a chunk, or removed one."""
+        """Remove the leftovers of processes that crashed while adding or removing a chunk."""
         if not self.ids:
             return
         for id in (format.preceding(self.ids[0]), format.following(self.ids[-1])):
@@ -314,7 +314,7 @@ class Chain(Handle):
         return self.first is None or (self.first is self.last and self.first.state().head_ptr == self.first.state().tail_ptr)
 
     def remove(self) -> None:
-        """Remove all files of a queue that is empty, and that nobody else has open."""
+        """Remove all files of a queue that is empty and not open elsewhere."""
         files = [format.chunk_path(self.path, id) for id in self.ids]
         self.forget()
         self._refer_to(0)
@@ -325,7 +325,7 @@ class Chain(Handle):
 
 
 def _is_whole(chunk: Chunk) -> bool:
-    """Return whether a chunk's file has its name yet, and the size that is mapped."""
+    """Return whether a chunk's file still has its name, and the mapped size."""
     status = system.port.status(chunk.fd)
     if status.st_nlink and status.st_size != chunk.size:
         raise Truncated(f"{chunk.path} has {status.st_size} bytes; it had {chunk.size} when it was opened; see kvspool repair")
@@ -333,7 +333,7 @@ def _is_whole(chunk: Chunk) -> bool:
 
 
 def read_state(file: Path) -> ChunkHead:
-    """Return what a chunk's file begins with, checked. Raises FileNotFoundError, Corruption, Truncated."""
+    """Return the checked head of a chunk file. Raises FileNotFoundError, Corruption, Truncated."""
     with Descriptor(file, os.O_RDONLY) as fd:
         status = system.port.status(fd)
         refuse_unsound(file, status)
@@ -343,7 +343,7 @@ def read_state(file: Path) -> ChunkHead:
 
 
 def is_empty(file: Path) -> bool:
-    """Return whether a chunk that nothing leads to holds nothing: its maker died before it was complete, or all of it was taken."""
+    """Return whether an unreferenced chunk has no entries: its creator crashed before it was complete, or all were taken."""
     with Descriptor(file, os.O_RDONLY) as fd:
         raw = system.port.read(fd, format.CHUNK_HEAD.size, 0)
     if len(raw) < format.CHUNK_HEAD.size:

@@ -1,4 +1,4 @@
-"""One chunk file: opened and checked, or made. The descriptor and the mapping go with the object."""
+"""One chunk file: opened and checked, or created. The object owns the descriptor and the mapping."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from kvspool.system.handles import Handle
 
 
 class Chunk(Handle):
-    """A chunk whose file is open and mapped, all of it."""
+    """A chunk whose whole file is open and mapped."""
 
     def __init__(self, id: int, path: Path, file: Descriptor) -> None:
         """Take over a descriptor. Raises Corruption, Truncated, or the system's OSError."""
         self.id = id
         self.path = path
         self._file = file
-        self.fd = fd = file.number  # nothing closes the file before this object goes
+        self.fd = fd = file.number  # nothing closes the file before this object is freed
         status = system.port.status(fd)
         refuse_unsound(path, status)
         self.inode = status.st_ino
         self.size = status.st_size
         self.view = memoryview(system.port.map(fd, self.size, writable=True))
-        self.flushed_head = self.flushed_tail = -1  # what this handle has put on disk
-        self.is_rooted = False  # what leads to it from the header is on disk, too
+        self.flushed_head = self.flushed_tail = -1  # flushed by this handle
+        self.is_rooted = False  # whether its references from the header are on disk, too
         refuse_untrue(path, self.state(), self.size)
 
     @classmethod
@@ -41,7 +41,7 @@ class Chunk(Handle):
 
     @classmethod
     def create(cls, path: Path, id: int, size: int, mode: int) -> Chunk:
-        """Make an empty chunk that nothing leads to yet; nothing is left of it if that fails. FileExistsError if the name is taken."""
+        """Create an unreferenced empty chunk; removed if that fails. FileExistsError if the name is in use."""
         place = format.chunk_path(path, id)
         file = Descriptor(place, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
         try:
@@ -55,11 +55,11 @@ class Chunk(Handle):
             raise
 
     def state(self) -> ChunkHead:
-        """Return the pointers and the reference as they are now."""
+        """Return the present pointers and reference."""
         return format.CHUNK_HEAD.unpack(self.view)
 
     def link(self, id: int) -> None:
-        """Store the reference to the chunk that follows, which is complete; who waits at this one is woken."""
+        """Store the reference to the next chunk, which is complete; handles waiting at this one wake up."""
         system.port.write(self.fd, format.HEADER.pack(format.Header(id)), loops.NEXT)
 
 
@@ -72,23 +72,23 @@ def refuse_unsound(path: Path, status: os.stat_result) -> None:
 
 
 def refuse_untrue(path: Path, state: ChunkHead, size: int) -> None:
-    """Raise Corruption, or Truncated, unless the pointers lie in the chunk, and in order."""
+    """Raise Corruption, or Truncated, unless the pointers are within the chunk, and in order."""
     head, tail, _ = state
     if head < loops.FIRST_ENTRY or tail < head:
-        raise Corruption(f"{path}: its pointers can't be true: entries from {head} to {tail}; see kvspool repair")
+        raise Corruption(f"{path}: its pointers are impossible: entries from {head} to {tail}; see kvspool repair")
     if tail > size:
         raise Truncated(f"{path} has {size} bytes, and its entries should end at {tail}; see kvspool repair")
 
 
 def refuse_shorter(chunk: Chunk) -> None:
-    """Raise Truncated if a chunk's file is not as long any more as it was mapped: a load behind its end would kill the process."""
+    """Raise Truncated if a chunk's file is shorter than when it was mapped: a load after its end would kill the process."""
     size = system.port.status(chunk.fd).st_size
     if size < chunk.size:
         raise Truncated(f"{chunk.path} has {size} bytes; it had {chunk.size} when it was opened; see kvspool repair")
 
 
 def file_size(path: Path) -> int:
-    """Return the size of a chunk file; 0 if it is gone, since all of it was taken."""
+    """Return the size of a chunk file; 0 if it was removed, since all entries were taken."""
     try:
         file = Descriptor(path, os.O_PATH)
     except FileNotFoundError:

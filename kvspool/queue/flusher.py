@@ -1,15 +1,15 @@
-"""How what was put, and what was taken, comes to the disk; and how one flush serves all who wait for one.
+"""Flush puts and gets of a queue to disk, with one flush for all waiting handles.
 
-**What must be on disk** for an entry to be there after the death of the machine: its chunk's data, and what leads to it: the header, the
-names in the directory, the references of the chunks in front. The latter are flushed once for each chunk by each handle (`is_rooted`).
+**On disk** must be, for an entry to survive a crash of the machine, its chunk's data and its references: the header, the names in the
+directory, the references of the chunks before it. These are flushed once for each chunk by each handle (`is_rooted`).
 
-**One flush for all.** The format has no place for a word that says how far the last flush went, so the kernel's table of locks is that
-place. Who has flushed a chunk whose tail-ptr was t keeps a shared lock on the t + 1 bytes from FLUSHED_TAIL on; who wants his entry, which
-ends at u, on disk looks whether somebody has locked byte FLUSHED_TAIL + u. What such a lock says stays true as long as the file lives, and
-when its owner dies it is gone, which costs one flush more. Who flushes holds the lock of FLUSH; who comes meanwhile waits, and finds the
-work done, by that one or by the next.
+**One flush for all.** The format has no field for the extent of the last flush, so the kernel's lock table holds it. A handle that has
+flushed a chunk whose tail-ptr was t keeps a shared lock on the t + 1 bytes from FLUSHED_TAIL on. To know whether an entry that ends at u is
+on disk, a handle tests for a lock on byte FLUSHED_TAIL + u. Such a lock stays true while the file exists. When its owner ends it is
+released, which costs one more flush. A flushing handle holds the lock FLUSH; others wait meanwhile, and find their entries flushed by this
+flush or the next.
 
-**Errors.** The kernel reports a failure once and then takes the pages for clean, so a handle whose flush failed puts nothing more.
+**Errors.** The kernel reports a failure once and then treats the pages as clean, so a handle whose flush failed puts nothing more.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from kvspool.system.handles import Handle
 
 
 class Flusher(Handle):
-    """Puts a queue on disk for one handle; its threads may all use it."""
+    """Flushes a queue for one handle; all of its threads may use it."""
 
     def __init__(self, path: Path, held: Callable[[], AbstractContextManager[Chain]]) -> None:
-        """`held` gives the chain, under the lock of OPERATION."""
+        """`held` returns the chain, under the lock OPERATION."""
         self.path = path
         self.error = 0
         self._held = held
@@ -47,7 +47,7 @@ class Flusher(Handle):
     def refuse_poisoned(self) -> None:
         """Raise Poisoned if a flush of this handle has failed."""
         if self.error:
-            raise Poisoned(f"{self.path}: a flush to disk failed before: {os.strerror(self.error)}; get what it holds to a sound disk")
+            raise Poisoned(f"{self.path}: an earlier flush to disk failed: {os.strerror(self.error)}; move its entries to a working disk")
 
     def flush_file(self, fd: int) -> None:
         """Flush a file. A failure poisons the handle."""
@@ -61,15 +61,15 @@ class Flusher(Handle):
     # One chunk.
 
     def reach(self, chunk: Chunk, head: int, tail: int, timeout: float) -> None:
-        """Return when the chunk is on disk up to a head-ptr and a tail-ptr that it had, whoever put it there; -1: never mind that one.
+        """Return when the chunk is on disk up to a head-ptr and a tail-ptr that it had, whichever handle flushed it; -1: ignore that one.
 
         Raises Poisoned, LockTimeout.
         """
         if not self._turn.acquire(timeout=timeout):
-            raise LockTimeout(f"{self.path}: another thread flushes, and is not done yet")
+            raise LockTimeout(f"{self.path}: another thread is still flushing")
         try:
             locks.wait_for(
-                lambda: self._attempt(chunk, head, tail), timeout, lambda: f"another process flushes {chunk.path}, and is not done yet"
+                lambda: self._attempt(chunk, head, tail), timeout, lambda: f"another process is still flushing {chunk.path}"
             )
         finally:
             self._turn.release()
@@ -93,12 +93,12 @@ class Flusher(Handle):
         head = pointers.pointer(chunk.view, loops.HEAD)
         self.flush_file(chunk.fd)
         chunk.flushed_head, chunk.flushed_tail = max(head, chunk.flushed_head), max(tail, chunk.flushed_tail)
-        with suppress(OSError):  # no room in the kernel for one more lock: others flush for themselves
+        with suppress(OSError):  # the kernel's lock table is full: other handles flush for themselves
             system.port.try_share(chunk.fd, format.FLUSHED_HEAD, head + 1)
             system.port.try_share(chunk.fd, format.FLUSHED_TAIL, tail + 1)
 
     def _root(self, chunk: Chunk) -> None:
-        """Put on disk what leads to a chunk from the header."""
+        """Flush the references from the header to a chunk."""
         with self._held() as chain:
             fd, ids = chain.fd, list(chain.ids)
         for id in ids:
@@ -109,12 +109,12 @@ class Flusher(Handle):
         self.flush_file(fd)
         chunk.is_rooted = True
 
-    # Everything.
+    # The whole queue.
 
     def sync(self, timeout: float) -> None:
-        """Put everything that was put and taken so far on disk. Raises Poisoned, LockTimeout, and what opening the chain does."""
+        """Flush all puts and gets so far. Raises Poisoned, LockTimeout, and the errors of opening the chain."""
         if not self._turn.acquire(timeout=timeout):
-            raise LockTimeout(f"{self.path}: another thread flushes, and is not done yet")
+            raise LockTimeout(f"{self.path}: another thread is still flushing")
         try:
             with self._held() as chain:
                 fd, ids = chain.fd, list(chain.ids)
@@ -142,5 +142,5 @@ def _is_reached(chunk: Chunk, head: int, tail: int) -> bool:
 
 
 def _has_gone(chunk: Chunk, offset: int, ours: int, marks: int) -> bool:
-    """Return whether the disk has a pointer, by our own flushes or by what the table of locks says of others'."""
+    """Return whether a pointer is on disk, according to our own flushes or to the locks of other handles."""
     return offset <= ours or system.port.locked_from(chunk.fd, marks + offset, 1) >= 0

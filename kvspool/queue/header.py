@@ -1,7 +1,7 @@
-"""The header file of a queue: opened or made, and locked so that the original and ours keep out of each other's way.
+"""The header file of a queue: opened or created, and locked so that the original and kvspool exclude each other.
 
-The original locks every byte of the file exclusively (a POSIX lock) as long as it has the queue open, and fails if it can't. Each handle of
-ours shares the byte IN_USE with the others, by a lock of its open file description; the two kinds exclude each other.
+The original locks every byte of the file exclusively (a POSIX lock) while it has the queue open, and fails if it can't. kvspool's handles
+share the byte IN_USE by locks of their open file descriptions; the two kinds exclude each other.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from kvspool.queue import format
 from kvspool.system import disk
 from kvspool.system.descriptor import Descriptor
 
-ALL = (1 << 63) - 1  # bytes from 0 on: every one there can be
+ALL = (1 << 63) - 1  # bytes from 0 on: every possible one
 
 
 def create(path: Path, mode: int) -> None:
-    """Make an empty header, its name on disk when the call returns. Raises LogExists; nothing is left behind by what fails.
+    """Create an empty header, its name on disk when the call returns. Raises LogExists; removed if it fails.
 
-    Who first has the lock of OPERATION writes the two bytes: we may not be the first.
+    The first owner of the lock OPERATION writes the two bytes; that may be another process.
     """
     try:
         file = Descriptor(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
@@ -40,9 +40,9 @@ def create(path: Path, mode: int) -> None:
 
 
 def open(path: Path, timeout: float) -> Descriptor:
-    """Return a descriptor of the header, with a share in IN_USE.
+    """Return a descriptor of the header, with a shared lock on IN_USE.
 
-    Raises LogNotFound, NotALog, Truncated; LockTimeout, which names the process, if the original has the queue open, or somebody
+    Raises LogNotFound, NotALog, Truncated; LockTimeout, which names the process, if the original has the queue open, or another process
     repairs it.
     """
     while True:
@@ -71,7 +71,7 @@ def _share(fd: int, path: Path, timeout: float) -> None:
 def _refuse_strange(path: Path, fd: int) -> None:
     status = system.port.status(fd)
     if status.st_size > format.HEADER.size:
-        raise NotALog(f"{path} is no queue: its header is a file of {format.HEADER.size} bytes")
+        raise NotALog(f"{path} is not a queue: its header is a file of {format.HEADER.size} bytes")
     if status.st_size == 1:
         raise Truncated(f"{path} has lost a byte of its two; see kvspool repair")
 
@@ -88,17 +88,17 @@ def is_at(path: Path, fd: int) -> bool:
 
 
 def holder(fd: int, path: Path) -> str:
-    """Return who holds a lock of the header, in words, as far as it can be known: a POSIX lock has an owner, the others have none."""
+    """Describe the holder of a lock of the header, as far as it is known: a POSIX lock has an owner, the others have none."""
     pid = system.port.lock_owner(fd, 0, ALL)
     if pid > 0:
         return f"process {pid} ({system.port.process_state(pid)}) has {path} open for itself alone, as QewQew does"
     if pid < 0:
-        return f"another process works on {path}, or repairs it; which one can't be known"
-    return f"whoever held {path} has just gone"
+        return f"another process uses {path}, or repairs it; its process id is unknown"
+    return f"the holder of {path} has just released it"
 
 
 def is_queue(path: Path) -> bool:
-    """Return whether a queue lies at a path: a file of 2 bytes, and its chunks beside it, unless it says that there are none."""
+    """Return whether there is a queue at a path: a file of 2 bytes, and its chunks next to it, unless it refers to none."""
     try:
         if path.is_symlink() or not path.is_file() or path.stat().st_size != format.HEADER.size:
             return False

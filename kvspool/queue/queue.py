@@ -1,14 +1,15 @@
-"""The queue: entries of bytes, put at one end and taken at the other, by many processes and threads at once, in QewQew's files.
+"""The queue: byte entries, put at one end and taken at the other, by many processes and threads at once, in QewQew's files.
 
-**Durability.** What `put` returned from survives the death of any process, and is taken by exactly one `get`. At the level "disk" both are
-on disk when the call returns, in a flush shared by all who wait for one; at "os" a thread puts all on disk at an interval; at "memory" only
-`sync` does. After the death of the machine, what was put and not on disk may be missing, and what was taken and not on disk may come again.
+**Durability.** When `put` returns, its entry survives a crash of any process, and exactly one `get` takes it. At the level "disk" both are
+on disk when the call returns, in a flush that all waiting callers share; at "os" a thread flushes at an interval; at "memory" only `sync`
+does. After a crash of the machine, entries whose `put` was not on disk may be missing, and entries whose `get` was not on disk may be
+delivered again.
 
-**Recovery.** After the death of a process there is nothing to do. The format has no checksums: what the death of the machine, or a fault of
-the disk, did to an entry's bytes can't be known; `docs/queue.md` says what can.
+**Recovery.** A crash of a process needs no recovery. The format has no checksums, so damage of an entry's bytes by a crash of the machine
+or a fault of the disk can't be detected; `docs/queue.md` lists the faults that can.
 
-**The end.** A handle that has put or taken something removes all files of the queue when it is closed, if the queue is empty and nobody
-else has it open. So whoever comes next makes a new one: `create(..., exist_ok=True)`.
+**The end.** A handle that has put or taken entries removes all files of the queue when it is closed, if the queue is empty and no other
+handle has it open. So its next user creates a new one: `create(..., exist_ok=True)`.
 """
 
 from __future__ import annotations
@@ -51,15 +52,16 @@ from kvspool.system import filesystems, forks
 from kvspool.system.handles import Handle
 
 T = TypeVar("T")
-TIMEOUT = 10.0  # seconds that a handle waits for a lock before it says who holds it
-BATCH = 256  # entries that are copied at once when they are looked at
+TIMEOUT = 10.0  # seconds that a handle waits for a lock before LockTimeout names its holder
+BATCH = 256  # entries that are copied at once by an iteration
 
 
 class QueueStats(msgspec.Struct, frozen=True):
-    """What a queue holds at one moment.
+    """The contents of a queue at one moment.
 
-    chunks: how many files; entries, bytes: what can be taken, lengths not counted. size: bytes of the chunk files. chunk_bytes: of the next
-    one; max_chunks: this handle's bound. durability: this handle's; sync_error: errno of its first failed flush, 0 if there was none.
+    chunks: number of files; entries, bytes: of the entries that can be taken, without their lengths. size: bytes of the chunk files.
+    chunk_bytes: of the next one; max_chunks: this handle's bound. durability: this handle's; sync_error: errno of its first failed flush, 0
+    if there was none.
     """
 
     path: str
@@ -77,8 +79,8 @@ class QueueStats(msgspec.Struct, frozen=True):
 class ChunkQueue(Handle):
     """A handle of one queue. Get it from `kvspool.queue.create` or `kvspool.queue.open`.
 
-    It may be used by several threads at once, and it survives a fork: the child opens files of its own when it uses it. `len` is the
-    number of chunks; iterating yields the entries that are there, and takes none out.
+    Several threads may use it at once. It survives a fork: the child opens its own files on first use. `len` is the number of chunks;
+    iterating yields the present entries, and takes none out.
     """
 
     HELPERS = frozenset(("forked",))
@@ -94,7 +96,7 @@ class ChunkQueue(Handle):
         self._is_durable = durability == "disk"
         self._interval = sync_interval or SYNC_INTERVAL
         self._background: Background | None = None
-        self._is_used = False  # something was put or taken: an empty queue may be removed
+        self._is_used = False  # entries were put or taken: an empty queue may be removed
         self._is_closed = False
         self._process = system.port.process_id()
         self._reset()
@@ -108,7 +110,7 @@ class ChunkQueue(Handle):
 
     def _reset(self) -> None:
         self._turn = threading.Lock()
-        self._inside = 0  # the thread whose turn it is
+        self._inside = 0  # the thread inside an operation
         self._sleepers: list[Sleeper] = []
         self._flusher = Flusher(self.path, self._held)
         self._chain: Chain | None = None
@@ -129,7 +131,7 @@ class ChunkQueue(Handle):
             self._background = Background(self._flusher, self._interval, self.timeout)
         return chain
 
-    # Making and opening.
+    # Creating and opening.
 
     @classmethod
     def create(
@@ -146,22 +148,22 @@ class ChunkQueue(Handle):
         sync_interval: float | None = None,
         allow_unsafe_fs: bool = False,
     ) -> ChunkQueue:
-        """Make a queue at `path` and open it. The empty queue is on disk when the call returns; its first chunk comes with the first entry.
+        """Create a queue at `path` and open it. The empty queue is on disk when the call returns; its first chunk is created with the first
+        entry.
 
-        chunk_bytes: size of a chunk file, in bytes or as "16MiB"; an entry takes its bytes and 2 of it, the chunk itself 10.
-        max_chunks, max_bytes: how large the queue may get, in chunk files; `put` waits then, or raises QueueFull. It is this handle's
-        bound, and nowhere stored. mode: permission bits of the files. exist_ok: open the queue if there is one.
-        The rest: see `open`.
+        chunk_bytes: size of a chunk file, in bytes or as "16MiB"; an entry takes its bytes and 2 more, the chunk itself 10. max_chunks,
+        max_bytes: maximum size of the queue, in chunk files; a full one makes `put` wait or raise QueueFull. It is this handle's bound, and
+        not stored. mode: permission bits of the files. exist_ok: open an existing queue. The rest: see `open`.
 
-        Raises LogExists, UnsafeFilesystem (a network file system or btrfs, unless `allow_unsafe_fs`), ValueError, what `open` does, or
-        the system's OSError. The empty queue may be there after an OSError: `exist_ok` opens it.
+        Raises LogExists, UnsafeFilesystem (a network file system or btrfs, unless `allow_unsafe_fs`), ValueError, the errors of `open`, or
+        the system's OSError. The empty queue may exist after an OSError: `exist_ok` opens it.
         """
         system.refuse_unfit_host()
         target = Path(os.path.abspath(path))
         if not 0o600 <= mode <= 0o666 or mode & 0o111:
             raise ValueError(f"mode is 0o600 with rights for others added, not {mode:#o}")
         if not target.parent.is_dir():
-            raise FileNotFoundError(f"{target.parent} is no directory; make it first")
+            raise FileNotFoundError(f"{target.parent} is not a directory; create it first")
         if not allow_unsafe_fs:
             filesystems.refuse_unsafe(target.parent)
             filesystems.refuse_killing(target.parent)
@@ -186,7 +188,7 @@ class ChunkQueue(Handle):
             except LogNotFound:
                 if not exist_ok:
                     raise
-                # Its last user removed it between our two looks.
+                # Its last user removed it since the first check.
 
     @classmethod
     def open(
@@ -201,11 +203,11 @@ class ChunkQueue(Handle):
         sync_interval: float | None = None,
         allow_unsafe_fs: bool = False,
     ) -> ChunkQueue:
-        """Open the queue that lies at `path`.
+        """Open the queue at `path`.
 
-        chunk_bytes: size of the chunks that this handle makes; None: that of the last chunk. max_chunks, max_bytes: see `create`.
-        timeout: seconds to wait for a lock before LockTimeout. durability: when what this handle puts and takes is on disk: "memory",
-        after a `sync`; "os", within `sync_interval` seconds (default: 1) and a flush; "disk", when the call returns.
+        chunk_bytes: size of the chunks that this handle creates; None: that of the last chunk. max_chunks, max_bytes: see `create`.
+        timeout: seconds to wait for a lock before LockTimeout. durability: when this handle's puts and gets are on disk: "memory", after a
+        `sync`; "os", within `sync_interval` seconds (default: 1) and a flush; "disk", when the call returns.
 
         Raises LogNotFound, NotALog, Truncated, Corruption, ValueError; UnsafeFilesystem on btrfs, unless `allow_unsafe_fs`; LockTimeout,
         which names the process, if the original program has the queue open; or the system's OSError.
@@ -220,13 +222,13 @@ class ChunkQueue(Handle):
     # Putting.
 
     def put(self, item: bytes, block: bool = True, timeout: float | None = None) -> None:
-        """Put one entry behind the others; it survives the death of this process when the call returns.
+        """Put one entry at the end; it survives a crash of this process when the call returns.
 
-        item: 0 to 65535 bytes. block, timeout: whether, and for how many seconds, to wait for room (None: for ever). At the level "disk" it
-        is on disk when the call returns; if only that fails, Unsettled says so, and the entry is in the queue.
+        item: 0 to 65535 bytes. block, timeout: whether, and for how many seconds, to wait for room (None: indefinitely). At the level
+        "disk" it is on disk when the call returns. If only the flush fails, this raises Unsettled, and the entry is in the queue.
 
-        Raises QueueFull, TooLarge, TypeError, LockTimeout, Poisoned, Corruption, LogVanished, Closed, Reentered, or the system's
-        OSError (no space for another chunk). Nothing was put then.
+        Raises QueueFull, TooLarge, TypeError, LockTimeout, Poisoned, Corruption, LogVanished, Closed, Reentered, or the system's OSError
+        (no space for another chunk). Nothing was put then.
         """
         entry = item if item.__class__ is bytes else _entry(item)
         if self._is_quick and self._ends.put(entry) == loops.DONE:
@@ -239,10 +241,10 @@ class ChunkQueue(Handle):
         self.put(item, block=False)
 
     def put_many(self, items: Iterable[bytes], block: bool = True, timeout: float | None = None) -> None:
-        """Put several entries, those that fit into a chunk at once; see `put`.
+        """Put several entries, as many at once as fit into a chunk; see `put`.
 
-        Entries of other processes may come in between. QueueFull says in `placed` how many of them were put, a note of
-        another error too; nothing is, if one is too large.
+        Entries of other processes may be put between them. `placed` of QueueFull, or a note of another error, is the number of entries that
+        were put. If one is too large, none is put.
         """
         self._put([_entry(item) for item in items], block, timeout)
 
@@ -270,17 +272,17 @@ class ChunkQueue(Handle):
 
     def _bound(self) -> str:
         if self.max_chunks < format.MOST_CHUNKS:
-            return f"it may have {self.max_chunks} chunks"
-        return "every id of a chunk is taken"
+            return f"it is limited to {self.max_chunks} chunks"
+        return "every chunk id is in use"
 
     # Taking.
 
     def get(self, block: bool = True, timeout: float | None = None) -> bytes:
         """Take the first entry out and return it.
 
-        block, timeout: whether, and for how many seconds, to wait for one (None: for ever). At the level "disk" it is on disk that it was
-        taken; if only that fails, Unsettled says so and has it in `taken`. Raises QueueEmpty, LockTimeout, Corruption, LogVanished, Closed,
-        Reentered, or the system's OSError; nothing was taken then.
+        block, timeout: whether, and for how many seconds, to wait for one (None: indefinitely). At the level "disk" its removal is on disk
+        when the call returns. If only the flush fails, this raises Unsettled with the entry in `taken`. Raises QueueEmpty, LockTimeout,
+        Corruption, LogVanished, Closed, Reentered, or the system's OSError; nothing was taken then.
         """
         if self._is_quick:
             entry = self._ends.get()
@@ -296,7 +298,7 @@ class ChunkQueue(Handle):
         return self.get(block=False)
 
     def get_many(self, limit: int, block: bool = True, timeout: float | None = None) -> list[bytes]:
-        """Take up to `limit` entries out, as many as there are, and wait only for the first; see `get`."""
+        """Take up to `limit` entries out, and wait only for the first; see `get`."""
         if limit < 1:
             raise ValueError(f"limit is 1 or more, not {limit}")
         end: tuple[Chunk, int] | None = None
@@ -307,7 +309,7 @@ class ChunkQueue(Handle):
                 first = chain.first
                 taken = chain.take(limit)
                 self._is_used = self._is_used or bool(taken)
-                # A chunk that is no more the first one is gone, and the header that says so is on disk.
+                # If a chunk is no longer the first one, it was removed, and the header with the new first chunk is on disk.
                 if chain.first is not None and (chain.first is first or taken):
                     end = (chain.first, chain.first.state().head_ptr)
             return taken or None
@@ -322,8 +324,8 @@ class ChunkQueue(Handle):
     def get_if(self, predicate: Callable[[bytes], object], block: bool = True, timeout: float | None = None) -> bytes | None:
         """Take the first entry out if `predicate(entry)` is true; return it, or None if it stays.
 
-        No lock is held while the predicate runs, so that it may take its time. If somebody else takes the entry meanwhile, the predicate is
-        asked about the next one. block, timeout, errors: as `get`; what the predicate raises passes through, and the entry stays.
+        No lock is held while the predicate runs, so it may take its time. If another process takes the entry meanwhile, the predicate is
+        called with the next one. block, timeout, errors: as `get`; an error of the predicate passes through, and the entry stays.
         """
         while True:
             entry, chunk, head = self._first(block, timeout)
@@ -343,15 +345,15 @@ class ChunkQueue(Handle):
             return entry
 
     def peek(self, block: bool = True, timeout: float | None = None) -> bytes:
-        """Return the first entry and leave it where it is; see `get`."""
+        """Return the first entry without taking it; see `get`."""
         return self._first(block, timeout)[0]
 
     def peek_nowait(self) -> bytes:
-        """Return the first entry and leave it, if there is one now; QueueEmpty otherwise."""
+        """Return the first entry without taking it, if there is one now; QueueEmpty otherwise."""
         return self.peek(block=False)
 
     def _first(self, block: bool, timeout: float | None) -> tuple[bytes, Chunk, int]:
-        """Return the first entry, its chunk, and where it stands there."""
+        """Return the first entry, its chunk, and its offset there."""
 
         def attempt() -> tuple[bytes, Chunk, int] | None:
             with self._held() as chain:
@@ -366,7 +368,7 @@ class ChunkQueue(Handle):
         return found
 
     def drain(self) -> Iterator[bytes]:
-        """Take entries out, one after the other as they are asked for, until there is none."""
+        """Take entries out one after the other, as the caller asks for them, until there is none."""
         while True:
             try:
                 entry = self.get_nowait()
@@ -375,7 +377,7 @@ class ChunkQueue(Handle):
             yield entry
 
     def clear(self) -> None:
-        """Drop every entry. Who dies meanwhile has dropped the oldest ones. Raises what `get` does."""
+        """Remove every entry. A crash during it has removed the oldest ones. Raises the errors of `get`."""
         with self._held() as chain:
             self._is_used = True
             chain.clear()
@@ -385,11 +387,11 @@ class ChunkQueue(Handle):
             self._settle(last, head, -1, [])
 
     def _consume(self) -> None:
-        """Remove a chunk that was used up. If that can't be now, the next operation does it, and says what is wrong."""
+        """Remove an emptied chunk. If that fails now, the next operation does it, and reports the error."""
         with suppress(KvspoolError, OSError), self._held(timeout=0):
             pass
 
-    # Looking.
+    # Inspecting.
 
     def __len__(self) -> int:
         """Return the number of chunks."""
@@ -397,21 +399,21 @@ class ChunkQueue(Handle):
             return len(chain.ids)
 
     def __bool__(self) -> bool:
-        """Return True: a handle is a handle, whatever the queue holds."""
+        """Return True: a handle is true, even of an empty queue."""
         return True
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yield the entries that are there, and leave them. Those that somebody takes out meanwhile may be left out."""
+        """Yield the present entries without taking them. Entries that others take meanwhile may be left out."""
         for chunk, at, tail in self._pieces():
             while at < tail:
                 refuse_shorter(chunk)
                 entries, at = copies(chunk.view, at, tail, BATCH)
                 yield from entries
                 if not entries:
-                    raise Corruption(f"{self.path}: the entry at {at} of a chunk ends behind the last one, at {tail}; see kvspool repair")
+                    raise Corruption(f"{self.path}: the entry at {at} of a chunk ends after the last one, at {tail}; see kvspool repair")
 
     def qsize(self) -> int:
-        """Return the number of entries. They are counted one by one, and others go on meanwhile."""
+        """Return the number of entries. They are counted one by one, while others continue."""
         return self._count()[0]
 
     def _count(self) -> tuple[int, int]:
@@ -421,12 +423,12 @@ class ChunkQueue(Handle):
             refuse_shorter(chunk)
             found, end = count(chunk.view, at, tail)
             if end != tail:
-                raise Corruption(f"{self.path}: the entry at {end} of a chunk ends behind the last one, at {tail}; see kvspool repair")
+                raise Corruption(f"{self.path}: the entry at {end} of a chunk ends after the last one, at {tail}; see kvspool repair")
             entries, size = entries + found, size + tail - at - loops.PREFIX * found
         return entries, size
 
     def _pieces(self) -> Iterator[tuple[Chunk, int, int]]:
-        """Yield each chunk, and where the live entries in it begin and end. What stands there never changes."""
+        """Yield each chunk, with begin and end of its live entries. These bytes never change."""
         with self._held() as chain:
             ids, ends = list(chain.ids), {chunk.id: (chunk, chunk.state()) for chunk in (chain.first, chain.last) if chunk is not None}
         for id in ids:
@@ -450,7 +452,7 @@ class ChunkQueue(Handle):
             return not chain.has_room(0, self.max_chunks)
 
     def stats(self) -> QueueStats:
-        """Return what the queue holds now. Every entry is counted."""
+        """Return the statistics of the queue at this moment. Every entry is counted."""
         with self._held() as chain:
             ids, chunk_bytes = list(chain.ids), chain.new_size()
         size = sum(file_size(format.chunk_path(self.path, id)) for id in ids)
@@ -471,7 +473,7 @@ class ChunkQueue(Handle):
     # The disk.
 
     def sync(self) -> None:
-        """Return when everything that was put and taken so far is on disk, whoever did it. Raises Poisoned, LockTimeout, Closed."""
+        """Return when all puts and gets so far, of any process, are on disk. Raises Poisoned, LockTimeout, Closed."""
         self._flusher.sync(self.timeout)
 
     def _settle(self, chunk: Chunk, head: int, tail: int, taken: list[bytes] | None) -> None:
@@ -480,18 +482,18 @@ class ChunkQueue(Handle):
         except (KvspoolError, OSError) as error:
             raise Unsettled(str(self.path), str(error), taken) from error
 
-    # Turns.
+    # Locking.
 
     @contextmanager
     def _held(self, timeout: float | None = None) -> Iterator[Chain]:
-        """Give the chain, as it is now, under the lock of OPERATION; `timeout` seconds for that in place of the handle's."""
+        """Return the current chain under the lock OPERATION; waits `timeout` seconds for it, by default the handle's."""
         seconds = self.timeout if timeout is None else timeout
-        if self._process != system.port.process_id():  # a fork that Python wasn't told of
+        if self._process != system.port.process_id():  # a fork that Python didn't notice
             self.forked()
         if self._inside == get_ident():
-            raise Reentered("a signal handler may not use a queue in the middle of an operation on it; let it use a handle of its own")
+            raise Reentered("a signal handler may not use a queue during an operation on it; let it use its own handle")
         if not self._turn.acquire(timeout=seconds):
-            raise LockTimeout(f"{self.path}: another thread has been at work on this handle for {seconds:g} s")
+            raise LockTimeout(f"{self.path}: another thread has used this handle for {seconds:g} s")
         try:
             self._inside = get_ident()
             chain = self._own_chain()
@@ -502,7 +504,7 @@ class ChunkQueue(Handle):
                 chain.refresh()
                 yield chain
             finally:
-                # Whether we have it or not: an exception out of a signal handler may have come before we knew.
+                # Whether we hold it or not: a signal handler may have raised before we knew.
                 if not chain.is_closed:
                     system.port.unlock(chain.fd, format.OPERATION)
                 ends.is_held = False
@@ -518,7 +520,7 @@ class ChunkQueue(Handle):
     # Waiting.
 
     def _wait_for(self, attempt: Callable[[], T | None], block: bool, timeout: float | None) -> T | None:
-        """Return what `attempt` returns once it isn't None, trying again whenever something happened; None if that took too long."""
+        """Call `attempt` after each event until it returns something other than None, and return that; None after the timeout."""
         if block and timeout is not None and not timeout >= 0:
             raise ValueError("'timeout' must be a non-negative number")
         got = attempt()
@@ -537,7 +539,7 @@ class ChunkQueue(Handle):
 
     @contextmanager
     def _asleep(self) -> Iterator[Sleeper]:
-        """Give a sleeper that no other thread uses. They are kept: closing one can take milliseconds."""
+        """Return a sleeper that no other thread uses. They are kept, since closing one can take milliseconds."""
         sleeper = self._sleepers.pop() if self._sleepers else Sleeper()
         try:
             yield sleeper
@@ -548,7 +550,7 @@ class ChunkQueue(Handle):
                 self._sleepers.append(sleeper)
 
     def _watched(self) -> set[Watched]:
-        """Return the files that change when something happens."""
+        """Return the files to watch for changes."""
         chain = self._own_chain()
         chunks = {chunk for chunk in (chain.first, chain.last) if chunk is not None}
         return {(self.path, 0)} | {(chunk.path, chunk.inode) for chunk in chunks}
@@ -556,9 +558,9 @@ class ChunkQueue(Handle):
     # The end.
 
     def close(self) -> None:
-        """Give everything back; a thread of the level "os" puts the rest on disk before. Removes the files of an empty queue: see above.
+        """Release all files; a thread of the level "os" flushes first. Removes the files of an empty queue: see above.
 
-        Raises what `sync` does at the level "os"; the handle is closed all the same.
+        At the level "os" it raises the errors of `sync`; the handle is closed nevertheless.
         """
         if self._is_closed:
             return
@@ -574,11 +576,11 @@ class ChunkQueue(Handle):
 
     def _remove_if_empty(self) -> None:
         with suppress(KvspoolError), self._held() as chain:
-            # Of all handles the last one has the lock alone; one that is being opened waits, and sees that the file is gone.
+            # The last of all handles gets the lock exclusively; a handle that is being opened waits, and sees that the file was removed.
             if chain.is_empty() and system.port.try_lock(chain.fd, format.IN_USE):
                 chain.remove()
             else:
-                system.port.unlock(chain.fd, format.IN_USE)  # here, so that of two that are closed at once the second one is alone
+                system.port.unlock(chain.fd, format.IN_USE)  # here, so that of two handles closed at once the second one is alone
 
     def _shut(self) -> None:
         self._is_closed = True
@@ -590,7 +592,7 @@ class ChunkQueue(Handle):
             self._sleepers.pop().close()
 
     def forked(self) -> None:
-        """In a forked child: give up what is the parent's, and open files of our own when they are needed."""
+        """In a forked child: drop the parent's files, and open our own when they are needed."""
         chain = self._chain
         self._process = system.port.process_id()
         self._background = None
@@ -624,13 +626,13 @@ def _refuse_larger(entries: list[bytes], chunk: int, path: Path) -> None:
     longest = min(format.LONGEST_ENTRY, chunk - format.CHUNK_HEAD.size - loops.PREFIX)
     for entry in entries:
         if len(entry) > longest:
-            raise TooLarge(f"{path}: an entry of {len(entry)} bytes; it takes {longest} with chunks of {sizes.show(chunk)}, 65535 at most")
+            raise TooLarge(f"{path}: an entry of {len(entry)} bytes; {longest} fit into chunks of {sizes.show(chunk)}, 65535 at most")
 
 
 def _check(
     chunk_bytes: int | str | None, max_chunks: int | None, max_bytes: int | str | None, durability: str, sync_interval: float | None
 ) -> tuple[int | None, int]:
-    """Return the size of chunks and the most of them. Raises ValueError for what can't be."""
+    """Return the size and the maximum number of chunks. Raises ValueError for invalid ones."""
     size = None if chunk_bytes is None else sizes.parse(chunk_bytes)
     if size is not None and not format.LEAST_CHUNK <= size <= format.MOST_CHUNK:
         raise ValueError(f"a chunk has {format.LEAST_CHUNK} to {format.MOST_CHUNK} bytes, not {chunk_bytes}")
@@ -642,5 +644,5 @@ def _check(
     if durability not in DURABILITIES:
         raise ValueError(f"a durability is one of {', '.join(DURABILITIES)}, not {durability!r}")
     if sync_interval is not None and (durability != "os" or not 1e-3 <= sync_interval <= 1e9):
-        raise ValueError("sync_interval is a number of seconds from 0.001 on, for the durability os alone")
+        raise ValueError("sync_interval is at least 0.001 seconds, and only for the durability os")
     return size, most

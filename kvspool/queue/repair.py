@@ -1,12 +1,11 @@
-"""Verify a queue, and put it in order on a person's word, whatever damaged it.
+"""Verify a queue, and repair it on an operator's request, whatever damaged it.
 
-**What it does.** Pointers that can't be true are set to what the entries say; an entry that ends behind the tail-ptr is cut off, with what
-is behind it; references that lead nowhere, or back, are led on to the chunk with the next id if nothing else leads to it, and end the chain
-otherwise. If the header leads nowhere, the chain begins at the chunk that none refers to. At last everything is
-rewritten and flushed.
+**Repairs.** Impossible pointers are recomputed from the entries. An entry that ends after the tail-ptr is cut off, with the bytes
+after it. A dangling or circular reference is set to the chunk with the next id if nothing else refers to it, and ends the chain otherwise.
+If the header's reference is dangling, the chain begins at the chunk to which none refers. At last everything is rewritten and flushed.
 
-**What it doesn't do.** No file that has entries is removed: what can't be part of the chain is renamed to `<name>.<id>.lost`. It can't know
-what the format has no word for: an entry whose bytes were changed stays as it is.
+**Limits.** No file that has entries is removed: one that can't be part of the chain is renamed to `<name>.<id>.lost`. It can't
+detect damage for which the format has no field: an entry whose bytes were changed stays as it is.
 """
 
 from __future__ import annotations
@@ -35,7 +34,9 @@ PIECE = 1 << 20  # bytes written at once
 
 
 class QueueRepairReport(msgspec.Struct, frozen=True):
-    """What a repair did, in words; set_aside: files that were renamed, for they had no place; verify: what was found afterwards."""
+    """The actions of a repair, in words; set_aside: files that were renamed, since they don't fit into the chain; verify: the state
+    afterwards.
+    """
 
     path: str
     done: list[str]
@@ -44,16 +45,16 @@ class QueueRepairReport(msgspec.Struct, frozen=True):
 
 
 def verify(path: str | os.PathLike[str], *, timeout: float = TIMEOUT) -> QueueVerifyReport:
-    """Look at every file of the queue at `path`; others wait meanwhile. Raises LogNotFound, NotALog, LockTimeout, the system's OSError."""
+    """Check every file of the queue at `path`; others wait meanwhile. Raises LogNotFound, NotALog, LockTimeout, the system's OSError."""
     target = Path(os.path.abspath(path))
     with _opened(target, timeout, alone=False) as fd:
         return Survey(target, fd).report()
 
 
 def repair(path: str | os.PathLike[str], *, timeout: float = TIMEOUT) -> QueueRepairReport:
-    """Put the queue at `path` in order. All of it is on disk when the call returns; who dies meanwhile can begin anew.
+    """Repair the queue at `path`. All of it is on disk when the call returns; after a crash, repeat it.
 
-    Raises LockTimeout while anybody has the queue open; LogNotFound, NotALog, or the system's OSError.
+    Raises LockTimeout while another process has the queue open; LogNotFound, NotALog, or the system's OSError.
     """
     target = Path(os.path.abspath(path))
     with _opened(target, timeout, alone=True) as fd:
@@ -64,7 +65,7 @@ def repair(path: str | os.PathLike[str], *, timeout: float = TIMEOUT) -> QueueRe
 
 @contextmanager
 def _opened(path: Path, timeout: float, *, alone: bool) -> Iterator[int]:
-    """Give the header's descriptor, under the lock of OPERATION, and without any other user if `alone`. It may have any content."""
+    """Return the header's descriptor, under the lock OPERATION, and without any other user if `alone`. It may have any content."""
     try:
         file = Descriptor(path, os.O_RDWR)
     except FileNotFoundError as error:
@@ -75,7 +76,7 @@ def _opened(path: Path, timeout: float, *, alone: bool) -> Iterator[int]:
     try:
         fd = file.number
         if system.port.status(fd).st_size > format.HEADER.size:
-            raise NotALog(f"{path} is no queue: its header is a file of {format.HEADER.size} bytes")
+            raise NotALog(f"{path} is not a queue: its header is a file of {format.HEADER.size} bytes")
         if alone:
             locks.acquire(fd, format.IN_USE, timeout, lambda: f"{header.holder(fd, path)}; every handle of it must be closed first")
         else:
@@ -87,7 +88,7 @@ def _opened(path: Path, timeout: float, *, alone: bool) -> Iterator[int]:
 
 
 class _Repair(Handle):
-    """One repair; what it does to a file it does in an order in which each state is one that a repair can begin from."""
+    """One repair. It changes each file in an order in which every state can be repaired again."""
 
     def __init__(self, path: Path, fd: int) -> None:
         self.path = path
@@ -110,17 +111,19 @@ class _Repair(Handle):
         self._flush(survey)
 
     def _set_pointers(self, found: Found) -> None:
-        """Let the pointers of a chunk say what its entries do."""
+        """Set the pointers of a chunk according to its entries."""
         head, tail, next_ref = found.state
         is_head_true = loops.FIRST_ENTRY <= head <= found.size and (head <= tail or not loops.FIRST_ENTRY <= tail <= found.size)
         is_tail_true = loops.FIRST_ENTRY <= tail <= found.size
         head = head if is_head_true else loops.FIRST_ENTRY
         tail = self._end_of(found, head, tail if is_tail_true else found.size, is_guess=not is_tail_true)
         self._write(found, ChunkHead(head, tail, next_ref))
-        self.done.append(f"{found.path}: {found.problem}; its entries are now those from {head} to {tail}")
+        self.done.append(f"{found.path}: {found.problem}; its entries are now from {head} to {tail}")
 
     def _end_of(self, found: Found, head: int, tail: int, *, is_guess: bool) -> int:
-        """Return where the last whole entry before `tail` ends; a guess ends at the first of no bytes, for so look bytes never used."""
+        """Return the end of the last whole entry before `tail`; a guess ends at the first entry of no bytes, which is how unused bytes
+        look.
+        """
         data = disk.read(found.path, tail - head, head)
         if not is_guess:
             return head + count(memoryview(data + b"\0"), 0, len(data))[1]
@@ -133,14 +136,14 @@ class _Repair(Handle):
         return head + at
 
     def _lead_on(self, survey: Survey) -> None:
-        """Mend the reference at which the chain breaks."""
+        """Fix the reference at which the chain breaks."""
         leftovers = {found.id: found for found in survey.leftovers}
         referred = {found.state.next_ref for found in survey.found.values()}
         if not survey.chain:
             first = _beginning(leftovers, referred)
             system.port.write(self.fd, format.HEADER.pack(format.Header(first)), 0)
             self.done.append(
-                f"{self.path}: the header led nowhere; the queue now begins at chunk {first}" if first else f"{self.path}: empty"
+                f"{self.path}: the header's reference was dangling; the first chunk is now {first}" if first else f"{self.path}: empty"
             )
             return
         last = survey.chain[-1]
@@ -148,7 +151,7 @@ class _Repair(Handle):
         next_ref = following if following in leftovers and following not in referred - {last.state.next_ref} else 0
         self._write(last, last.state._replace(next_ref=next_ref))
         self.done.append(
-            f"{last.path}: {survey.problems[-1]}; " + (f"chunk {next_ref} follows now" if next_ref else "the chain ends there now")
+            f"{last.path}: {survey.problems[-1]}; " + (f"its next chunk is now {next_ref}" if next_ref else "the chain now ends there")
         )
 
     def _write(self, found: Found, state: ChunkHead) -> None:
@@ -158,7 +161,7 @@ class _Repair(Handle):
 
     def _remove(self, found: Found) -> None:
         system.port.remove(found.path)
-        self.done.append(f"removed {found.path}, which held nothing")
+        self.done.append(f"removed {found.path}, which was empty")
 
     def _put_aside(self, found: Found) -> None:
         target = found.path.with_name(f"{found.path.name}.lost")
@@ -168,7 +171,7 @@ class _Repair(Handle):
             target = found.path.with_name(f"{found.path.name}.lost{number}")
         system.port.rename(found.path, target)
         self.set_aside.append(str(target))
-        self.done.append(f"{found.path} has no place in the queue; it is {target.name} now")
+        self.done.append(f"{found.path} is not part of the chain; it was renamed to {target.name}")
 
     def _flush(self, survey: Survey) -> None:
         for found in survey.chain:
@@ -179,7 +182,7 @@ class _Repair(Handle):
 
 
 def _rewrite(fd: int, size: int) -> None:
-    """Write the bytes of a file as they are, and flush it: after a flush that failed the kernel takes pages for written that aren't."""
+    """Rewrite the bytes of a file and flush it: after a failed flush the kernel treats unwritten pages as written."""
     for at in range(0, size, PIECE):
         if data := system.port.read(fd, min(PIECE, size - at), at):
             system.port.write(fd, data, at)
@@ -187,7 +190,7 @@ def _rewrite(fd: int, size: int) -> None:
 
 
 def _beginning(leftovers: dict[int, Found], referred: set[int]) -> int:
-    """Return the chunk that a chain begins with whose header is lost: one that none refers to, of those the one with the longest row."""
+    """Return the first chunk of a chain whose header is lost: one to which none refers; of several, the one with the longest chain."""
     best, longest = min(leftovers, default=0), 0
     for id in leftovers:
         if id in referred and format.preceding(id) in leftovers:

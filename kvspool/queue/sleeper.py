@@ -1,4 +1,4 @@
-"""Sleep until something happens to a queue: its header, its first chunk or its last one is written to."""
+"""Sleep until a queue changes: a write to its header, its first or its last chunk."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ Watched = tuple[Path, int]  # a file, and its inode
 
 
 class Sleeper(Handle):
-    """Watches the ends of one queue; for one thread at a time. The contract is that of `kvspool.engine.wakeups`."""
+    """Watches both ends of one queue; for one thread at a time. The contract is that of `kvspool.engine.wakeups`."""
 
     def __init__(self) -> None:
         self._watcher = Watcher()
         self._known: set[Watched] = set()
 
     def follow(self, files: set[Watched]) -> bool:
-        """Watch these files; True if one of them is new here, so that something may have happened to it before."""
+        """Watch these files; True if one of them was not watched before, so that it may have changed already."""
         new = files - self._known
         for file, _ in new:
             self._watcher.watch(file, CHANGED, file)
@@ -26,9 +26,9 @@ class Sleeper(Handle):
         return bool(new)
 
     def wait(self, timeout: float) -> None:
-        """Sleep up to `timeout` seconds, and never long; what happened since the last wait ends it at once."""
+        """Sleep up to `timeout` seconds, and never long; a change since the last wait ends it at once."""
         self._watcher.wait(timeout)
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Release the descriptor."""
         self._watcher.close()

@@ -1,8 +1,8 @@
-"""Look at every file of a queue, whatever state it is in, and say what is wrong. Nothing is mapped, nothing believed, nothing changed.
+"""Check every file of a queue in any state, and report its faults. Nothing is mapped, trusted or changed.
 
-There are no checksums. What can be known is whether the pointers lie in their chunk, whether the lengths of the entries add up to the place
-where the last one ends, and whether the references make one chain out of the files that are there. Bytes of an entry that were changed
-can't be told from those that somebody put, and a length that was changed so that the sum is right neither.
+There are no checksums. Checks cover whether the pointers are within their chunk, whether the lengths of the entries add up to the end of
+the last one, and whether the references make one chain of the present files. Changed bytes of an entry can't be detected, nor changed
+lengths with the same sum.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from kvspool.system.descriptor import Descriptor
 
 
 class QueueVerifyReport(msgspec.Struct, frozen=True):
-    """What a look at every file of a queue found.
+    """The result of checking every file of a queue.
 
-    chunks, entries, bytes: what is sound, up to the first damage of each chunk. problems: what is wrong, in words. leftovers: chunk files
-    that nothing leads to, with or without entries; a process that was killed may leave an empty one, which is no damage.
+    chunks, entries, bytes: sound ones, up to the first damage of each chunk. problems: the faults, in words. leftovers: chunk files to
+    which nothing refers, with or without entries; a killed process may leave an empty one, which is no damage.
     """
 
     path: str
@@ -43,17 +43,17 @@ class QueueVerifyReport(msgspec.Struct, frozen=True):
 
 
 class Found:
-    """A chunk file as it lies there."""
+    """A chunk file as found."""
 
     def __init__(self, path: Path, id: int) -> None:
-        """Read it. Raises the system's OSError alone: FileNotFoundError if there is none."""
+        """Read it. Raises only the system's OSError: FileNotFoundError if there is none."""
         self.id = id
         self.path = format.chunk_path(path, id)
         self.problem = ""
         self.state = ChunkHead(loops.FIRST_ENTRY, loops.FIRST_ENTRY, 0)
         self.entries = self.bytes = 0
-        self.end = loops.FIRST_ENTRY  # behind the last entry that is whole
-        self.size = -1  # of what is no file
+        self.end = loops.FIRST_ENTRY  # end of the last whole entry
+        self.size = -1  # if it is not a file
         self.is_chunk = False
         try:
             with Descriptor(self.path, os.O_RDONLY) as fd:
@@ -69,17 +69,17 @@ class Found:
         self.state = format.CHUNK_HEAD.unpack(system.port.read(fd, format.CHUNK_HEAD.size, 0))
         refuse_untrue(self.path, self.state, self.size)
         head, tail, _ = self.state
-        # A view of no bytes is none to the loops, so one byte more is read than is looked at.
+        # The loops don't accept an empty view, so one more byte is read than is examined.
         data = memoryview(system.port.read(fd, tail - head, head) + b"\0")
         self.entries, end = count(data, 0, min(tail - head, len(data) - 1))
         self.end = head + end
         self.bytes = end - loops.PREFIX * self.entries
         if self.end != tail:
-            raise Corruption(f"{self.path}: the entry at {self.end} ends behind the last one, at {tail}")
+            raise Corruption(f"{self.path}: the entry at {self.end} ends after the last one, at {tail}")
 
     @property
     def is_empty(self) -> bool:
-        """Return whether it holds nothing: all was taken, or its maker died before it was complete."""
+        """Return whether it has no entries: all were taken, or its creator crashed before it was complete."""
         head, tail, next_ref = self.state
         return (head == tail and (head >= loops.FIRST_ENTRY or (head, next_ref) == (0, 0))) if self.is_chunk else self.size == 0
 
@@ -88,7 +88,7 @@ class Survey:
     """The header and all chunk files of a queue. Take it under the lock of OPERATION."""
 
     def __init__(self, path: Path, fd: int) -> None:
-        """Look, beginning with the header's descriptor."""
+        """Check all files, beginning with the header's descriptor."""
         self.path = path
         self.problems: list[str] = []
         ids = sorted(filter(None, (format.chunk_id(path, name) for name in system.port.names(path.parent))))
@@ -96,12 +96,12 @@ class Survey:
         header = system.port.read(fd, format.HEADER.size + 1, 0)
         self.first = format.HEADER.unpack(header).first_chunk if len(header) == format.HEADER.size else -1
         self.chain: list[Found] = []
-        self.broken = False  # the last chunk of the chain refers to something that can't be its next one
+        self.broken = False  # the last chunk of the chain refers to an impossible next one
         self._follow()
 
     def _follow(self) -> None:
         if self.first < 0:
-            self.problems.append(f"{self.path}: the header has not {format.HEADER.size} bytes")
+            self.problems.append(f"{self.path}: the header doesn't have {format.HEADER.size} bytes")
             return
         known: set[int] = set()
         id, before = self.first, self.path
@@ -111,7 +111,7 @@ class Survey:
                 self.broken = True
                 return
             if id not in self.found:
-                self.problems.append(f"{before} refers to chunk {id}, which is not there")
+                self.problems.append(f"{before} refers to chunk {id}, which does not exist")
                 self.broken = True
                 return
             chunk = self.found[id]
@@ -123,14 +123,14 @@ class Survey:
 
     @property
     def leftovers(self) -> list[Found]:
-        """Return the chunks that nothing leads to."""
+        """Return the chunks to which nothing refers."""
         known = {chunk.id for chunk in self.chain}
         return [chunk for id, chunk in self.found.items() if id not in known]
 
     def report(self) -> QueueVerifyReport:
-        """Return what was found."""
+        """Return the result."""
         leftovers = self.leftovers
-        lost = [f"{chunk.path} has entries, and nothing leads to it" for chunk in leftovers if not chunk.is_empty]
+        lost = [f"{chunk.path} has entries, but nothing refers to it" for chunk in leftovers if not chunk.is_empty]
         return QueueVerifyReport(
             path=str(self.path),
             chunks=len(self.chain),

@@ -1,4 +1,4 @@
-"""The heart: a bounded circular log in shared memory. `format` has the bytes, `Spool` the verbs."""
+"""The spool: a bounded circular log in shared memory. `format` defines the bytes, `Spool` the verbs."""
 
 from kvspool.engine.damage import Damage
 from kvspool.reader import Lag, Reader, ReaderStats

@@ -1,13 +1,13 @@
-"""Batches on their way into the ring: what is appended under one lock, and how much of it is stored if that fails.
+"""Batches to be put into the ring: the records appended under one lock, and how many of them are stored after an error.
 
 **Whole or not at all.** A batch is put only if there is room for all of it. Up to a quarter of the ring is published at once. A larger
-batch is published in pieces, so an error may come after some of them; what is stored then is known here.
+batch is published in pieces, so an error may occur after some of them; this module knows the stored records then.
 
-**Keys.** Values of codec KEYED name keys by their index, which can be another key's after a recovery. So a batch knows of which era its
-indexes are, and is `Outdated` under the append lock if the log is in another one by then. It is packed anew and appended then.
+**Keys.** Values of codec KEYED name keys by their index, which can be another key's after a recovery. So a batch knows the era of its
+indexes, and raises `Outdated` under the append lock if the log is in another one by then. It is then packed again and appended.
 
-**In a row.** The records of a batch have sequences without others in between. While a batch waits for room no lock is held, so others may
-append after its first pieces. Then the rest of the batch is not appended.
+**In a row.** The sequences of a batch are consecutive. While a batch waits for room no lock is held, so others may append after its first
+pieces. Then the rest of the batch is not appended.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Outdated(Exception):
 
 
 class Batch(Protocol):
-    """Records that are ready to be put into a ring."""
+    """Records ready to be put into a ring."""
 
     @property
     def rows(self) -> int:
-        """Return how many records there are."""
+        """Return the number of records."""
 
     @property
     def packed(self) -> keyed.Keys | None:
@@ -47,16 +47,16 @@ class Batch(Protocol):
         """Under the append lock: put all of them, unpublished at the end."""
 
     def end(self, writer: FrameWriter) -> int:
-        """Under the append lock: return the position after the records, were they put now."""
+        """Under the append lock: return the position after the records if they are put now."""
 
     def since(self, number: int) -> Batch:
         """Return the batch without its first records."""
 
 
 class Prepared(NamedTuple):
-    """A batch that can be appended: encoded, checked, one byte of `codecs` for each value; timestamp -1 means now.
+    """A batch ready to append: encoded, checked, one byte of `codecs` for each value; timestamp -1 means now.
 
-    stored: bytes of the ring that it takes, but for a pad. packed: the keys that values of codec KEYED name; None: there is no such value.
+    stored: bytes that it takes in the ring, without a pad. packed: the keys named by values of codec KEYED; None: there is no such value.
     """
 
     keys: list[bytes | None] | None
@@ -97,7 +97,7 @@ class Row(NamedTuple):
 
 
 class RowBatch:
-    """Rows as they are, each with its type, codec and timestamp."""
+    """Unchanged rows, each with its type, codec and timestamp."""
 
     def __init__(self, rows: list[Row], packed: keyed.Keys | None = None) -> None:
         self._rows = rows
@@ -129,21 +129,21 @@ def _packed_anew(value: bytes, codec: int, keys: keyed.Keys | None, packer: keye
 
 
 class Appending:
-    """One batch that is being appended. stored: the sequences of its records that are published, whatever happens next."""
+    """One batch during its append. stored: the sequences of its published records, also after an error."""
 
     def __init__(self, batch: Batch, kept: Kept | None = None) -> None:
         """kept: accounts for a producer's batch."""
         self.stored = range(0)
-        self.pinned: Pinned | None = None  # what the last attempt failed with
+        self.pinned: Pinned | None = None  # the error of the last attempt
         self._batch = batch
         self._kept = kept
 
     def attempt(self, writer: FrameWriter) -> range | bool:
-        """Under the append lock: put what is missing of the batch and publish it; return its sequences.
+        """Under the append lock: put the missing records of the batch and publish them; return its sequences.
 
-        False if there is no room yet: `pinned` says whether a view is why. A producer's batch of which a part is stored does not go on
-        here: by now that part is accounted for, and the producer goes on. Raises Outdated; TooLarge for a batch for which there never is
-        room, Pinned if others have appended since a part of this one was stored.
+        False if there is no room yet: `pinned` says whether a view is the reason. A partly stored batch of a producer is not continued
+        here: its stored part is accounted for by then, and the producer continues. Raises Outdated; TooLarge for a batch that never fits,
+        Pinned if others have appended since a part of this one was stored.
         """
         self.pinned = None
         first = writer.begin()
@@ -156,14 +156,14 @@ class Appending:
             end = batch.end(writer)
             if not writer.admits(end):
                 if end - writer.end > writer.capacity:
-                    raise TooLarge(f"a batch of {end - writer.end} bytes; a ring of {writer.capacity} never has room for it")
+                    raise TooLarge(f"a batch of {end - writer.end} bytes; it doesn't fit into a ring of {writer.capacity}")
                 return False
             if writer.would_overwrite_pinned(end):
-                self.pinned = Pinned("no room: a view that is open in some process pins the oldest records")
+                self.pinned = Pinned("no room: an open view of some process pins the oldest records")
                 return False
         try:
             self._put(batch, writer, first)
-            self._store(first, writer.next_sequence)  # in here: an exception out of a signal handler may come before it
+            self._store(first, writer.next_sequence)  # in here: a signal handler may raise before it
         except BaseException as error:
             self._store(first, writer.mark()[1])
             if not isinstance(error, Pinned):
@@ -173,13 +173,13 @@ class Appending:
         return self.stored
 
     def pack_anew(self, packer: keyed.Packer) -> int:
-        """After Outdated: pack the values with the keys of now; return the bytes of key and value of the largest record."""
+        """After Outdated: pack the values with the present keys; return the bytes of key and value of the largest record."""
         assert isinstance(self._batch, (Prepared, RowBatch))  # others have `packed` None
         self._batch = batch = self._batch.packed_anew(packer)
         return measure(batch.keys, batch.values)[0]
 
     def _left(self, first: int) -> Batch:
-        """Return what comes at sequence `first`."""
+        """Return the rest of the batch from sequence `first` on."""
         if not self.stored:
             return self._batch
         if first != self.stored.stop:

@@ -1,16 +1,18 @@
-"""Checkpoints: what recovery relies on after a crash of the machine. Two, in the front of spool.dat; a new one overwrites the older.
+"""Checkpoints: the basis of recovery after a crash of the machine. There are two, at the start of spool.dat; a new one overwrites the
+older.
 
-**One flush.** A checkpoint is written before the flush of the data that it speaks of. It lies in the same file, so this one flush puts both
-on disk, and nothing is taken for synced that no checkpoint on disk knows. In a crash meanwhile it may get there without its data.
+**One flush.** A checkpoint is written before the flush of the data that it describes. It is in the same file, so this one flush puts both
+on disk, and no record counts as synced without a checkpoint on disk that includes it. A crash meanwhile may leave it on disk without its
+data.
 
-**Exactness.** A checkpoint says that the frames with the sequences `min_seq` up to `next_seq` were put between `head` and `tail`. A
-sequence is written at one position only. So a frame found later that has one of these sequences stands where it belongs, one with a smaller
-sequence is left over from an earlier lap, and one with a larger sequence lies behind `tail`. This holds only if `min_seq` is not smaller
-than the sequence of the frame at `head`: `state` sees to that.
+**Exactness.** A checkpoint states that the frames with the sequences `min_seq` up to `next_seq` were put between `head` and `tail`. A
+sequence is written at one position only. So a frame found later with one of these sequences is at its position, one with a smaller sequence
+is a leftover of an earlier lap, and one with a larger sequence is after `tail`. This holds only if `min_seq` is not smaller than the
+sequence of the frame at `head`: `state` ensures that.
 
-**Up to `synced`** it holds whatever came to the disk. Between there and `tail`, if the data did not get there, may still stand what a
-killed writer had put and not published, under numbers that others have since been given: recovery takes nothing there for newer than the
-checkpoint, unless no such writer can have put it, or the frames next to it tell; see `doubtful`.
+**Up to `synced`** it holds whatever reached the disk. Between `synced` and `tail`, if the data did not reach the disk, there may still be
+frames that a killed writer had put and not published, with numbers that were reused since. Recovery treats no frame there as newer than the
+checkpoint, unless no such writer can have put it, or the frames next to it prove it; see `doubtful`.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class State(NamedTuple):
-    """What a checkpoint says of the log."""
+    """The content of a checkpoint about the log."""
 
     head: int
     min_seq: int
@@ -34,7 +36,7 @@ class State(NamedTuple):
     timestamp: int
 
 
-EMPTY = format.Checkpoint(0, 0, 0, 0, 0, 0, 0, b"", 0, 0)  # what holds for a log without a checkpoint
+EMPTY = format.Checkpoint(0, 0, 0, 0, 0, 0, 0, b"", 0, 0)  # the state of a log without a checkpoint
 
 
 def newest(front: memoryview, header: format.Header) -> tuple[int | None, format.Checkpoint]:
@@ -46,14 +48,14 @@ def newest(front: memoryview, header: format.Header) -> tuple[int | None, format
         if found.generation <= best.generation or found.crc != format.checksum(header.log_id, raw[:-4]):
             continue
         if found.head & 7 or found.tail & 7 or found.synced > found.tail or found.generation >> 63:
-            continue  # no checkpoint says so
+            continue  # no valid checkpoint says so
         if found.head <= found.tail <= found.head + header.capacity:
             which, best = number, found
     return which, best
 
 
 def state(reader: Ring) -> State:
-    """Return what a checkpoint may say, and what is on disk once a flush that begins now is done."""
+    """Return the state for a checkpoint, which is on disk once a flush that begins now is done."""
     while True:
         tail, next_sequence, timestamp = reader.mark()
         head = reader.head()
@@ -61,19 +63,19 @@ def state(reader: Ring) -> State:
         found = reader.sequence_at(head, tail) if head < tail else next_sequence
         if reader.head() != head or head > tail:
             continue  # overwritten meanwhile
-        # Where the oldest frame is damaged, `min_seq` bounds those behind it: nothing of an earlier lap has such a sequence.
+        # If the oldest frame is damaged, `min_seq` bounds the ones after it: no frame of an earlier lap has such a sequence.
         return State(head, min(least, next_sequence) if found == frames.NOTHING else found, tail, next_sequence, timestamp)
 
 
 def successor(front: memoryview, header: format.Header, state: State, synced: int, boot_id: bytes) -> tuple[int, bytes]:
-    """Return where a new checkpoint goes, over the older one, and its bytes; `synced` is how far everything is on disk already."""
+    """Return the place of a new checkpoint, that of the older one, and its bytes; `synced`: end of the records that are on disk already."""
     which, before = newest(front, header)
     body = format.CHECKPOINT.pack(format.Checkpoint(before.generation + 1, *state, min(synced, state.tail), boot_id, 0, 0))[:-4]
     return format.CHECKPOINTS_AT[0 if which is None else 1 - which], body + format.checksum(header.log_id, body).to_bytes(4, "little")
 
 
 def announce(control: memoryview, state: State) -> None:
-    """Tell all what is on disk now."""
+    """Publish what is on disk now."""
     words = control.cast("Q")
     words[format.SYNCED_SEQ] = state.next_seq
     words[format.SYNCED] = state.tail

@@ -1,11 +1,11 @@
-"""A place in a spool that moves forward: over frames, and over what was lost, exactly.
+"""A position in a spool that moves forward, exactly, over frames and over lost records.
 
-A reader takes no lock. It copies frames out, and each time looks again at `head`: what lies before it may have been overwritten
-during the copy and is void. So every sequence from the start on is either handed out, once and in order, or lies in a Gap.
+A reader takes no lock. It copies frames out, and each time rereads `head`: bytes before it may have been overwritten during the copy and
+are void. So every sequence from the start on is either returned, once and in order, or is in a Gap.
 
-- *overrun*: the position fell behind `head`. The cursor goes on at `head` or, where a fast writer keeps running over that, further ahead;
-  the first sound frame found there says exactly which sequences are gone.
-- *damaged*: the bytes at a live position don't match their checksum. The cursor goes on at the next sound frame.
+- *overrun*: the position is before `head`. The cursor continues at `head` or, if a fast writer keeps overtaking it, further ahead;
+  the first sound frame found there gives the exact lost sequences.
+- *damaged*: the bytes at a live position don't match their checksum. The cursor continues at the next sound frame.
 - *resized*: the log was made smaller, and the oldest records had no room.
 - *machine restart*: sequences that were left out on purpose after a crash of the machine.
 """
@@ -37,17 +37,17 @@ if TYPE_CHECKING:
     from kvspool.spool.pair import Pair
 
 T = TypeVar("T", bound=Sized)
-AFTER_RECORDS = "machine restart"  # why sequences are missing right behind records
-BATCH = 256  # records copied out at once; small, so that a limit or a slow consumer costs little
-RUN = 4096  # records that are then copied out one by one until the next look whether the log was closed
+AFTER_RECORDS = "machine restart"  # the reason for sequences missing directly after records
+BATCH = 256  # records copied at once; few, so that a limit or a slow consumer costs little
+RUN = 4096  # records that are then copied one by one until the next check whether the log was closed
 
 
 class Cursor(Handle):
-    """Moves a FrameReader over the log, and turns what it can't read into Gaps.
+    """Moves a FrameReader over the log, and converts unreadable parts into Gaps.
 
-    `end` is where a bounded read stops: a position and the sequence that stands there; None to go on for ever. `lost` counts
-    the sequences that lay in Gaps; `count_gap` is called for each Gap. With the isolation
-    "synced" no record is read that is not on disk; a Gap may well reach behind those that are.
+    `end` is the end of a bounded read: a position and its sequence; None to continue indefinitely. `lost` counts the sequences that were in
+    Gaps; `count_gap` is called for each Gap. With the isolation "synced" no record is read that is not on disk; a Gap may extend past those
+    that are.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Cursor(Handle):
             self.reader.edge = SYNCED
         self.end = end
         self.lost = 0
-        self._reason = reason  # of the gap that a frame later than expected would show
+        self._reason = reason  # of the gap before a later frame than expected
         self._overruns = 0  # in a row
 
     @property
@@ -75,11 +75,11 @@ class Cursor(Handle):
         return int(self.reader.sequence)
 
     def go_to(self, sequence: int) -> None:
-        """Go to a sequence that was copied out already, or to the one after it."""
+        """Go to a sequence that was copied already, or to the one after it."""
         self.reader.position, self.reader.sequence = search.find(self.reader, sequence)
 
     def advance(self, take: Callable[..., T], *rest: Any) -> T | Gap:
-        """Return what `take(end, *rest)` copies out, never blocking; a Gap in its place; an empty result where nothing is there."""
+        """Return the result of `take(end, *rest)` without blocking; a Gap instead; an empty result if there is no record."""
         if self.pair.is_closed:
             raise Closed(f"{self.pair.path} was closed; open it again")
         while True:
@@ -101,24 +101,24 @@ class Cursor(Handle):
                 return gap
 
     def overrun_reason(self) -> str:
-        """Return why frames are gone that the cursor stood before."""
+        """Return why the frames at the cursor's position are lost."""
         return "overrun"
 
     def _ends_short(self) -> bool:
-        """Return whether a bounded read has come to its end without the sequences that should be before it: they are gone."""
+        """Return whether a bounded read has reached its end without the sequences that should be before it: they are lost."""
         return self.end is not None and self.reader.position >= self.end[0] and self.reader.sequence < self.end[1]
 
     def _moves_on(self, end: int) -> bool:
-        """At the end of what was found: whether there is more to look at after all, because the log was resized.
+        """At the end of the records: return whether there may be more, because the log was resized.
 
-        The old files are read to their end first, or to that of what was on disk: in the new ones all of it is. A bounded read ends
-        there, since their memory stays as it is.
+        The old files are first read to their end, or to the end of their records on disk: in the new files all of them are. A bounded read
+        ends there, since the old memory no longer changes.
         """
         reader = self.reader
         if self.end is not None or reader.closed or not self.pair.may_have_moved:
             return False
         if reader.tail() != end and not self._is_synced:
-            return True  # appended before the resize, after we looked
+            return True  # appended before the resize, after our last check
         successor = self.pair.successor()
         if successor is None:
             return False
@@ -131,7 +131,7 @@ class Cursor(Handle):
         return True
 
     def _pass_over(self, stop: int, end: int) -> Gap | None:
-        """Move behind what can't be read; the Gap if it is known by now which sequences that costs."""
+        """Move past unreadable bytes; return the Gap if the lost sequences are known by now."""
         reader = self.reader
         if self.end is not None and stop == frames.END:
             return self._skip_to(self.end)
@@ -144,18 +144,20 @@ class Cursor(Handle):
         least, most = reader.sequence, reader.mark()[1] - 1
         found = reader.find_frame(reader.position + 8, end, least, most)
         if reader.head() > reader.position:
-            return None  # overrun meanwhile: the next look says so
+            return None  # overrun meanwhile: the next call reports it
         if found < end:
             reader.position = found
             return None
         if self.end is not None:
             return self._skip_to(self.end)
         place = reader.mark()[:2]
-        # What came while we looked is behind the damage: look again, there is a sound frame now.
+        # Records appended meanwhile are after the damage: check again, there is a sound frame now.
         return self._skip_to(place) if place[0] == end else None
 
     def _catch_up(self) -> Gap | None:
-        """After an overrun: stand where the writer isn't. At the head first; while that is overrun too, ever further ahead."""
+        """After an overrun: move to a position that the writer doesn't overwrite. First the head; while that is overrun too, ever further
+        ahead.
+        """
         reader = self.reader
         head, tail = reader.head(), reader.tail()
         self._overruns += 1
@@ -178,7 +180,7 @@ class Cursor(Handle):
         return self._gap_to(place[1])
 
     def _gap_to(self, sequence: int) -> Gap | None:
-        """Expect `sequence` next; the Gap before it, if there is one."""
+        """Expect `sequence` next; return the Gap before it, if there is one."""
         first, self.reader.sequence = self.reader.sequence, sequence
         if sequence <= first:
             return None
@@ -190,7 +192,7 @@ class Cursor(Handle):
         return "resized" if is_overrun and sequence == self.reader.word(frames.KEPT) else self._reason
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Release the memory."""
         self.reader.close()
 
     # Iterations, also of readers of several logs at once.
@@ -205,17 +207,17 @@ class Cursor(Handle):
 
     @property
     def frames(self) -> FrameReader | None:
-        """Return the reader of frames: a look there says whether there may be more."""
+        """Return the reader of frames, which can check whether there may be more."""
         return self.reader
 
     @property
     def is_plain(self) -> bool:
-        """Return whether nothing but the next record is expected, so that a follower may let `frames` fetch it."""
+        """Return whether only the next record is expected, so that a follower may let `frames` fetch it."""
         return self.end is None and self.key_table is None and not self._overruns and self._reason == AFTER_RECORDS
 
     @property
     def files(self) -> object:
-        """Return what is watched: another one once the log was resized."""
+        """Return the files to watch: different ones after a resize."""
         return self.pair
 
     def watch(self, watcher: Watcher | LoopWatcher, key: object) -> None:
@@ -223,12 +225,12 @@ class Cursor(Handle):
         watch(watcher, self.pair, key, LINKS)
 
     def ask(self) -> None:
-        """Ask the next writer to wake who watches. Look once more after asking and before sleeping."""
+        """Ask the next writer to wake the watchers. Check once more after this and before sleeping."""
         ask(self)
 
     @property
     def is_rung(self) -> bool:
-        """Return whether writers can be asked; otherwise one has to look all the time."""
+        """Return whether writers can be asked; otherwise the caller has to poll."""
         return self.pair.can_ask
 
     def refuse_vanished(self) -> None:
@@ -241,7 +243,7 @@ class Cursor(Handle):
 
 
 class Reading(Iteration[Cursor]):
-    """Iterates over the records of a spool that are there now, or over those before the cursor's end."""
+    """Iterates over the present records of a spool, or over those before the cursor's end."""
 
     AT_ONCE = BATCH
 
@@ -256,11 +258,11 @@ class Reading(Iteration[Cursor]):
 
     @property
     def is_at_edge(self) -> bool:
-        """Return whether there is nothing to read now."""
+        """Return whether there is no record to read now."""
         return self._reader.position >= self._reader.word(self._reader.edge)
 
     def _next_batch(self, most: int) -> list[Any]:
-        """Return what `_fetch` does; after records, the next ones come without a step of Python between."""
+        """Return the result of `_fetch`; after records, the next ones are fetched without a Python step between them."""
         self._batch.rise()
         batch = self._fetch(most)
         if batch and not isinstance(batch[0], Gap):
@@ -268,7 +270,7 @@ class Reading(Iteration[Cursor]):
         return batch
 
     def _run(self) -> None:
-        """Let the batch copy the next records out by itself, where nothing else has to be done for them."""
+        """Let the batch fetch the next records alone, if they need nothing else."""
         if self._make is None or self._make is Record:
             end = frames.NOTHING if self.cursor.end is None else self.cursor.end[0]
             self._batch.run(self._reader, end, RUN, self._make)
@@ -277,8 +279,8 @@ class Reading(Iteration[Cursor]):
         return self._take(self._reader.fetch, most, self._make)
 
     def _take(self, take: Callable[..., list[Any]], *rest: Any) -> list[Any]:
-        """Return what `take(end, *rest, batch)` copies out, or a Gap. What was copied out waits in the batch: an exception out of a signal
-        handler may come before it is returned, and then the next call goes on with it.
+        """Return the records copied by `take(end, *rest, batch)`, or a Gap. They wait in the batch: a signal handler may raise before they
+        are returned, and then the next call continues with them.
         """
         items = self._batch.clear()
         got = self.cursor.advance(take, *rest, items)
@@ -287,13 +289,13 @@ class Reading(Iteration[Cursor]):
         return [got] if isinstance(got, Gap) else items
 
     def _use(self, keys: Keys) -> None:
-        """Let the keys of the records that come next be looked up there."""
+        """Set the key table of the next records."""
         self._keys = keys
         self._make = partial(self._make_bare or Record, key_table=keys)
 
     def _with_keys(self, got: list[Any] | Gap, items: list[Any]) -> list[Any] | Gap:
-        """Look keys up now, so that the records can be decoded when the log is closed. If the log was recovered meanwhile, copy the
-        records out once more: their indexes may be of keys that the table has lost.
+        """Look keys up now, so that the records can be decoded after the log is closed. If the log was recovered meanwhile, copy the
+        records again: their indexes may refer to keys that the table has lost.
         """
         while (table := self.cursor.key_table) is not None:
             table.look()
@@ -309,9 +311,9 @@ class Reading(Iteration[Cursor]):
 
 
 class Following(Reading):
-    """Like Reading, and sleeps on the word `rings` where nothing is there; ends after `timeout` seconds without a record.
+    """Reads like Reading, and sleeps on the word `rings` if there is no record; ends after `timeout` seconds without one.
 
-    timeout: None: never. Before it sleeps it looks for a record for `spin` seconds: that takes a core, and saves the wake-up.
+    timeout: None: never. spin: seconds to poll before sleeping: that uses a core, and saves the wake-up.
     """
 
     def __init__(
@@ -328,9 +330,9 @@ class Following(Reading):
         self._spin = check_spin(spin)
 
     def _next_batch(self, most: int) -> list[Any]:
-        """Return the next records as soon as there are any; nothing once the timeout has passed, or another thread has closed us."""
+        """Return the next records as soon as there are any; nothing after the timeout, or after another thread has closed the iteration."""
         dozed = self._batch.rise()
-        self.waker = self._reader  # for another thread that closes us from here on
+        self.waker = self._reader  # for another thread that closes the iteration from here on
         batch = self._fetch(most)
         if not batch and dozed and not self.is_over:
             refuse_vanished(self.cursor.pair)
@@ -347,7 +349,7 @@ class Following(Reading):
         return batch
 
     def _lie_down(self) -> None:
-        """Let the next records come without a step of Python between, where nothing else has to be done for them."""
+        """Let the next records be fetched without a Python step between them, if they need nothing else."""
         if self._make is Record:
             longest = POLL if self._timeout is None else min(POLL, self._timeout)
             sleeper = RingSleeper(self._reader, self.cursor.pair, round(min(self._spin, longest) * 1e9))
@@ -360,7 +362,7 @@ def watch(watcher: Watcher | LoopWatcher, pair: Pair, key: object, more: int = 0
 
 
 def ask(cursor: Cursor) -> None:
-    """Ask the next writer to wake who watches by inotify. Look once more after asking and before sleeping."""
+    """Ask the next writer to wake the watchers by inotify. Check once more after this and before sleeping."""
     if cursor.pair.can_ask:
         cursor.reader.ask_for_bell(frames.WATCHES)
 
@@ -372,7 +374,7 @@ def refuse_vanished(pair: Pair) -> None:
 
 
 def end_of(reader: FrameReader, isolation: Isolation) -> search.Place:
-    """Return the place behind the last record that is there now; with the isolation "synced", behind the last one on disk."""
+    """Return the place after the last present record; with the isolation "synced", after the last one on disk."""
     tail, next_sequence, _ = reader.mark()
     synced = reader.word(SYNCED_SEQ)
     if check_isolation(isolation) == "appended" or synced >= next_sequence:

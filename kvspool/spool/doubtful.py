@@ -1,14 +1,14 @@
-"""Doubtful frames: newer than a checkpoint, at a place where a killed writer may have left its own. Which of them are records all the same?
+"""Doubtful frames: newer than a checkpoint, at positions where a killed writer may have left its own frames. Which of them are records?
 
-Between a checkpoint's `synced` and its tail a newer frame may be a record of the next lap, or a killed writer may have put it before the
-checkpoint; see `checkpoints`. The frames next to it tell. A row of doubtful frames counts in three cases:
+Between a checkpoint's `synced` and its tail, a newer frame may be a record of the next lap, or a killed writer may have put it before the
+checkpoint; see `checkpoints`. The adjacent frames decide. A row of doubtful frames counts in three cases:
 
 - It continues a newer frame that is kept, or the checkpoint itself: without a gap, in position and sequence.
 - A newer frame that is kept continues the row in the same way.
-- It is longer than a killed writer can leave, which is a quarter of the ring, and no frame that the checkpoint knows is at stake.
+- It is longer than a killed writer can leave, which is a quarter of the ring, and it endangers no frame of the checkpoint.
 
-A row is only added between kept frames, where its bytes are, and only if sequences still ascend. So it costs no other record, and a
-recovery that was killed adds the same rows when it is run again.
+A row is only added between kept frames, at its own bytes, and only if sequences still ascend. So it costs no other record, and a recovery
+that was killed adds the same rows when it is repeated.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from kvspool.spool import format
     from kvspool.spool.memory import Run
 
-    Place = tuple[int, int]  # where in the ring a frame begins, and its sequence
+    Place = tuple[int, int]  # position of a frame in the ring, and its sequence
 
 
 def admit(
     kept: list[Run], doubtful: list[Run], pads: list[Run], checkpoint: format.Checkpoint, capacity: int
 ) -> tuple[list[Run], list[Run]]:
-    """Return the kept runs together with the doubtful ones that count, in order, and the doubtful ones that don't."""
+    """Return the kept runs together with the doubtful ones that count, in order, and the remaining doubtful ones."""
     after = _successor(pads, capacity)
     rows = _rows(doubtful, after, capacity)
     newer = [run for run in kept if run.first >= checkpoint.next_seq]
@@ -50,11 +50,11 @@ def admit(
             is_added = False
         if not is_added:
             left.append(row)
-    # From the newest one back, so that where nothing else is kept it says where the log ends.
+    # From the newest one back, so that if nothing else is kept it determines the end of the log.
     for row in sorted(filter(lambda row: _is_long(row, capacity), left), key=lambda row: -row[-1].last):
         if _add(kept, _moved(row, kept[-1].end - capacity if kept else checkpoint.tail, capacity), checkpoint):
             left.remove(row)
-    # The bytes behind the header of a pad are old: a frame there was given up when the pad was put.
+    # The bytes after the header of a pad are old: the frame there was dropped when the pad was put.
     given_up = [run for run in kept if run.start < kept[-1].end - capacity]
     kept = kept[len(given_up) :]
     if kept and kept[0].first >= checkpoint.next_seq and kept[0].start < checkpoint.tail:
@@ -63,7 +63,7 @@ def admit(
 
 
 def _successor(pads: list[Run], capacity: int) -> Callable[[int, int], Place]:
-    """Return a function that says where the frame with a sequence begins if it follows a position: behind a pad, perhaps."""
+    """Return a function that returns the position of the frame with a sequence after a position: possibly after a pad."""
     padded = {(pad.start % capacity, pad.first) for pad in pads}
 
     def after(position: int, sequence: int) -> Place:
@@ -75,14 +75,14 @@ def _successor(pads: list[Run], capacity: int) -> Callable[[int, int], Place]:
 
 
 def _rows(doubtful: list[Run], after: Callable[[int, int], Place], capacity: int) -> list[list[Run]]:
-    """Return the runs in rows, once around the ring: in each row, every run continues the one before it."""
+    """Return the runs in rows, once around the ring: in each row, every run continues the previous one."""
     rows: list[list[Run]] = []
     for run in sorted(doubtful):
         if rows and after(rows[-1][-1].end, rows[-1][-1].last + 1) == (run.start % capacity, run.first):
             rows[-1].append(run)
         else:
             rows.append([run])
-    # The first one may continue the last one: the survey began in the middle.
+    # The first one may continue the last one: the survey began in its middle.
     if len(rows) > 1 and after(rows[-1][-1].end, rows[-1][-1].last + 1) == (rows[0][0].start % capacity, rows[0][0].first):
         rows[-1] += [run.moved(capacity) for run in rows.pop(0)]
     return rows
@@ -94,7 +94,7 @@ def _is_long(row: list[Run], capacity: int) -> bool:
 
 
 def _moved(row: list[Run], position: int, capacity: int) -> list[Run]:
-    """Return the row at the first place from this position on that it can have."""
+    """Return the row at its first possible place from this position on."""
     laps = -(-(position - row[0].start) // capacity)
     return [run.moved(laps * capacity) for run in row]
 

@@ -1,19 +1,19 @@
-"""Durability: how what was appended comes to the disk, and who waits for that.
+"""Durability: how appended records reach the disk, and how callers wait for that.
 
-**Levels.** "memory": appended records are in the page cache; `sync` puts them on disk. "os": a thread of the handle does that at an
-interval, so that the death of the machine costs at most what was appended in the last interval and during one flush. "disk": `append`
-returns when the record is on disk.
+**Levels.** "memory": appended records are in the page cache; `sync` flushes them. "os": a thread of the handle does that at an interval, so
+that a crash of the machine costs at most the records of the last interval and one flush. "disk": `append` returns when the record is on
+disk.
 
-**One flush for all who wait.** Who wants records on disk takes the sync lock, flushes the data, and stores how far that goes: up to the
-tail as it was when the flush began. Who comes meanwhile waits, and finds the work done, by the one before or by the next. The append lock
-is never held across a flush.
+**One flush for all waiting callers.** The caller that flushes takes the sync lock, flushes the data, and stores its extent: the tail at the
+start of the flush. Other callers wait meanwhile, and find their records flushed by this flush or the next. The append lock is never held
+during a flush.
 
-**Checkpoints.** Each flush begins with a checkpoint, which lies in the same file: one flush puts both on disk, and nobody is told of
-records that no checkpoint knows. `docs/decisions/0014-durability.md` says why that is right. `sync` then flushes spool.ctl as well, for
-the sake of what readers have committed.
+**Checkpoints.** Each flush begins with a checkpoint in the same file: one flush puts both on disk, and no record is reported as synced
+without a checkpoint that includes it. `docs/decisions/0014-durability.md` gives the reasons. `sync` then also flushes spool.ctl, with the
+commits of readers.
 
-**Errors.** The first flush that fails poisons the log for all writers. The kernel reports a failure once and then takes the pages for
-clean, so a retry would succeed without having written them.
+**Errors.** The first failed flush poisons the log for all writers. The kernel reports a failure once and then treats the pages as clean, so
+a retry would succeed without writing them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from kvspool.system.handles import Handle
 
 
 class Flusher(Handle):
-    """Puts a log on disk for one handle; its threads may all use it."""
+    """Flushes a log for one handle; all of its threads may use it."""
 
     def __init__(self, pair: Pair) -> None:
         self.pair = pair
@@ -44,9 +44,9 @@ class Flusher(Handle):
         self._boot_id = system.port.boot_id()
 
     def sync(self, timeout: float) -> int:
-        """Put everything that was appended so far on disk, and what readers have committed.
+        """Flush all records appended so far, and the commits of readers.
 
-        Returns the sequence below which all is there. Raises what `flush_below` does.
+        Returns the sequence below which all records are on disk. Raises the errors of `flush_below`.
         """
         self.flush(timeout)
         with self.pair.held_open():
@@ -54,11 +54,11 @@ class Flusher(Handle):
         return int(self._words.word(format.SYNCED_SEQ))
 
     def flush(self, timeout: float) -> None:
-        """Put everything that was appended so far on disk."""
+        """Flush all records appended so far."""
         self.flush_below(self._words.mark()[1], timeout)
 
     def flush_below(self, sequence: int, timeout: float) -> None:
-        """Return when every record below `sequence` is on disk, whoever put it there.
+        """Return when every record below `sequence` is on disk, whichever handle flushed it.
 
         Raises Poisoned if the disk fails, or failed before; LockTimeout after `timeout` seconds, Closed, Reentered.
         """
@@ -73,9 +73,9 @@ class Flusher(Handle):
         return int(self._words.word(frames.SYNC_ERROR))
 
     def flush_alone(self) -> None:
-        """Put all on disk, for files that nobody else has seen yet: no lock is taken."""
+        """Flush everything, for files that no other process has seen yet: no lock is taken."""
         self._flush()
-        self._flush()  # its checkpoint says that all is there
+        self._flush()  # its checkpoint includes all records
         self.flush_control()
 
     def flush_control(self) -> None:
@@ -85,7 +85,7 @@ class Flusher(Handle):
     # Flushing, under the sync lock.
 
     def _flush(self) -> None:
-        """Put a checkpoint and the data that it speaks of on disk, and tell all."""
+        """Flush a checkpoint together with its data, and publish the result."""
         state = checkpoints.state(self._words)
         synced = self._words.word(format.SYNCED)
         at, raw = checkpoints.successor(self.pair.front, self.pair.header, state, synced, self._boot_id)
@@ -94,7 +94,7 @@ class Flusher(Handle):
         self._ring()
 
     def _ring(self) -> None:
-        """Wake the readers who wait for what is on disk now. One that misses it looks by himself, so nothing that fails here matters."""
+        """Wake readers that wait for synced records. A reader that misses it polls, so errors don't matter."""
         if self._words.ring_bell():
             with suppress(OSError):
                 self.pair.wake()
@@ -107,8 +107,8 @@ class Flusher(Handle):
                 system.port.write(fd, data, at)
             system.port.flush_data(fd)
         except OSError as error:
-            if error.errno == errno.EFBIG:  # a limit of this process (`ulimit -f`), and no failure of the disk
+            if error.errno == errno.EFBIG:  # a limit of this process (`ulimit -f`), not a failure of the disk
                 raise
-            # At once: no call before it lets an exception out of a signal handler in, and the failure is not reported again.
+            # Immediately: no earlier call lets a signal handler raise, and the failure is not reported again.
             words[frames.SYNC_ERROR] = error.errno or errno.EIO
             raise Poisoned(f"{self.pair.path}: the flush to disk failed ({error}); it takes no more records") from error

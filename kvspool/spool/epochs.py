@@ -1,8 +1,8 @@
-"""Epochs: the record that says in which start of the machine the control block is true.
+"""Epochs: the record of the boot of the machine in which the control block is true.
 
-After a crash of the machine the control block holds whatever pages happened to reach the disk. So it counts only if its newest epoch has
-the id of the running start of the machine and the state TRUE; `recovery` sees to that. There are two slots, so that a recovery that is
-cut short by another crash doesn't lose what the last one wrote: above all `first_seq`, from which numbers were given out.
+After a crash of the machine the control block contains whichever pages happened to reach the disk. So it counts only if its newest epoch
+has the id of the present boot and the state TRUE; `recovery` sets that. There are two slots, so that a recovery interrupted by another
+crash doesn't lose the record of the last one: above all `first_seq`, the first sequence assigned since.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def newest(control: memoryview, log_id: bytes) -> tuple[int, format.Epoch] | Non
 
 
 def is_true(control: memoryview, log_id: bytes, boot_id: bytes) -> bool:
-    """Return whether the control block is true in the start of the machine with this id."""
+    """Return whether the control block is true in the boot with this id."""
     found = newest(control, log_id)
     return found is not None and found[1].state == format.TRUE and found[1].boot_id == boot_id
 

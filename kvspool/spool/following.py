@@ -1,4 +1,4 @@
-"""Following a spool from an event loop: its writers ring for who asks."""
+"""Follow a spool from an event loop: its writers ring if asked."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class AsyncFollowing(following.AsyncFollowing[Reading]):
         return item
 
     async def _sleep(self, left: float) -> None:
-        """Sleep until a writer rings; not at all if something came before we asked for that."""
+        """Sleep until a writer rings; not at all if a record was appended before we asked."""
         cursor = self._reading.cursor
         if self._watcher is None:
             watcher = LoopWatcher()

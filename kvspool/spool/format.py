@@ -1,16 +1,16 @@
 """The spool's files, byte for byte.
 
-    NAME/spool.ctl   the control block: small, mapped by everybody
+    NAME/spool.ctl   the control block: small, mapped by all processes
     NAME/spool.dat   one page with header and checkpoints, then the ring
 
-    NAME/spool.lck   only in a log that was resized: the file whose bytes are locked
+    NAME/spool.lck   only after a resize: the file whose bytes are locked
 
     spool.ctl    0 HEADER   128 EPOCHS   256 HEAD   320 TAIL   384 SYNCED   448 WANTED   512 HOLDER   576 LOCK   640 MOVES
                  4096 RATES   8704 GAPS   12288 SLOTS   28672 KEY TABLE   65536 INDEX
     spool.dat    0 HEADER   512 ECHOES   1024 CHECKPOINTS   4096 ring
 
-Integers are little-endian; each word that changes is 8 bytes, aligned, and stored at once. Words that different parties change lie in
-different cache lines. Who may change what stands with each record below. A file is never truncated or shrunk.
+Integers are little-endian; each changing word is 8 bytes, aligned, and stored atomically. Words with different writers are in different
+cache lines. Each record below names its writers. A file is never truncated or shrunk.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ DATA_FILE = "spool.dat"
 LOCK_FILE = "spool.lck"  # of a log that was resized: a link to the spool.ctl that it began with
 CONTROL_MAGIC = b"KVSPOOL2"
 DATA_MAGIC = b"KVSPDAT2"
-VERSION = 2  # of the bytes below; another number is refused
+VERSION = 2  # of the layouts below; any other number is refused
 
 PAGE = 4096
-STRIDE = 1 << 32  # sequences: after a crash of the machine a log goes on at a multiple of it
+STRIDE = 1 << 32  # sequences: after a crash of the machine a log continues at a multiple of it
 LEAST_CAPACITY = PAGE
 MOST_CAPACITY = 1 << 42  # the index of a larger ring would not stay small
 LARGEST_KEY = frames.NO_KEY - 1
 
-# Bytes of spool.ctl, or of spool.lck where there is one, that are locked (open file description locks), one each.
+# Locked bytes of spool.ctl, or of spool.lck if it exists (open file description locks), one each.
 GATE = appendlock.GATE  # compiled writers hold it shared; an interpreted one exclusively while it has the append lock
-SYNC_LOCK = frames.SYNC_LOCK  # one process flushes for all who wait: SYNCED, and CHECKPOINTS of spool.dat
-ADMIN_LOCK = 2  # who takes or frees a reader's slot; recovery, repair, resize
-KEYS_LOCK = 3  # who adds to the key table
-READER_LOCKS = 1024  # + slot: the durable reader that is open
-WRITER_LOCKS = appendlock.SLOTS_AT  # + slot: the handle that writes, see LOCK
+SYNC_LOCK = frames.SYNC_LOCK  # one process flushes for all waiting callers: SYNCED, and CHECKPOINTS of spool.dat
+ADMIN_LOCK = 2  # to take or free a reader's slot; recovery, repair, resize
+KEYS_LOCK = 3  # to add to the key table
+READER_LOCKS = 1024  # + slot: an open durable reader
+WRITER_LOCKS = appendlock.SLOTS_AT  # + slot: a handle that writes, see LOCK
 
-POLICIES = ("overwrite", "block", "raise")  # what a writer does with a full ring; the number in the header is the place here
+POLICIES = ("overwrite", "block", "raise")  # what a writer does with a full ring; the number in the header is the index here
 BLOCK = POLICIES.index("block")
 
 
@@ -63,25 +63,25 @@ class Header(NamedTuple):
     codec: Annotated[int, "B", "for values that are neither bytes nor str: 2 JSON, 3 MessagePack, 4 keyed MessagePack"]
     durability: Annotated[int, "B", "when an append is on disk, unless a handle says otherwise: 0 memory, 1 os, 2 disk"]
     spare: Annotated[bytes, "5s", "zeros"]
-    reader_expiry: Annotated[int, "Q", "ns after which writers wait no more for a reader that hasn't moved; 0: never"]
+    reader_expiry: Annotated[int, "Q", "ns without progress after which writers no longer wait for a reader; 0: never"]
     sync_interval: Annotated[int, "Q", "ns between two flushes with the durability os; 0: not given"]
-    origin: Annotated[bytes, "16s", "log_id of the log before its first resize; zeros in one that never was resized"]
+    origin: Annotated[bytes, "16s", "log_id of the log before its first resize; zeros before that"]
     resizes: Annotated[int, "Q", "how often it was resized; not 0: locks are those of spool.lck"]
     reserved: Annotated[bytes, "20s", "zeros"]
     crc: Annotated[int, "I", "CRC32C of the bytes before"]
 
 
 class Epoch(NamedTuple):
-    """In which start of the machine the words that change are true. Two of them, 64 bytes apart; a recovery overwrites the older one."""
+    """The boot of the machine in which the changing words are true. Two of them, 64 bytes apart; a recovery overwrites the older one."""
 
-    boot_id: Annotated[bytes, "16s", "the start of the machine"]
-    first_seq: Annotated[int, "Q", "records appended since it began have this sequence or a later one"]
-    recovered: Annotated[int, "Q", "when the log was recovered, ns since the Unix epoch; 0: it was made"]
-    recoveries: Annotated[int, "Q", "how often it was; of two sound records the one with the higher number counts"]
-    lost_records: Annotated[int, "Q", "what the last recovery did not find of that which the control block knew: sequences"]
-    lost_bytes: Annotated[int, "Q", "and bytes behind the end that it found"]
-    state: Annotated[int, "I", "1: the words are written and the ring is on disk; 2: the checkpoint is too, and the words are true"]
-    crc: Annotated[int, "I", "CRC32C of the log id and the bytes before; this store and that of the state are one"]
+    boot_id: Annotated[bytes, "16s", "the boot of the machine"]
+    first_seq: Annotated[int, "Q", "records appended in this epoch have this sequence or a later one"]
+    recovered: Annotated[int, "Q", "when the log was recovered, ns since the Unix epoch; 0: it was created"]
+    recoveries: Annotated[int, "Q", "number of recoveries; of two sound records the one with the higher number counts"]
+    lost_records: Annotated[int, "Q", "records of the control block that the last recovery did not find: sequences"]
+    lost_bytes: Annotated[int, "Q", "and bytes after the end that it found"]
+    state: Annotated[int, "I", "1: the words are written and the ring is on disk; 2: the checkpoint is on disk too, and the words are true"]
+    crc: Annotated[int, "I", "CRC32C of the log id and the bytes before; stored together with the state"]
 
 
 class DataHeader(NamedTuple):
@@ -97,11 +97,11 @@ class DataHeader(NamedTuple):
 
 
 class Control(NamedTuple):
-    """The words that change, from byte 256 of spool.ctl on."""
+    """The changing words, from byte 256 of spool.ctl on."""
 
     head: Annotated[int, "Q", "position of the oldest frame kept; writers, append lock"]
-    min_seq: Annotated[int, "Q", "its sequence, or one up to which a killed writer meant to go; writers, append lock"]
-    slots_changed: Annotated[int, "Q", "counts how often a reader's slot was taken or went back; readers, append lock"]
+    min_seq: Annotated[int, "Q", "its sequence, or a later one that a killed writer had planned; writers, append lock"]
+    slots_changed: Annotated[int, "Q", "counts how often a reader's slot was taken or moved back; readers, append lock"]
     head_reserved: Annotated[bytes, "40s", "zeros"]
     tail: Annotated[int, "Q", "position of the next frame; this store publishes; writers, append lock"]
     mark_a_tail: Annotated[int, "Q", "the tail that this mark belongs to"]
@@ -115,33 +115,33 @@ class Control(NamedTuple):
     synced_seq: Annotated[int, "Q", "and so every sequence below this one"]
     sync_error: Annotated[int, "Q", "errno of the first failed flush; not 0: no more records are taken"]
     synced_reserved: Annotated[bytes, "8s", "zeros"]
-    flushes: Annotated[int, "Q", "counts, roughly, how often the sync lock was given back; who waits sleeps on its low half (a futex)"]
-    came: Annotated[int, "Q", "counts, roughly, those who came to wait for a flush; this and the next two are hints"]
+    flushes: Annotated[int, "Q", "approximate number of releases of the sync lock; waiters sleep on its low half (a futex)"]
+    came: Annotated[int, "Q", "approximate number of arrivals of waiters for a flush; this and the next two are hints"]
     began: Annotated[int, "Q", "`came` as it was when the last flush began; sync lock"]
-    goal: Annotated[int, "Q", "what `came` will be once all whom that flush woke are back; sync lock"]
-    wanted: Annotated[int, "Q", "byte 0: a reader watches by inotify; byte 1: a reader sleeps on `rings`; who publishes or syncs wakes"]
+    goal: Annotated[int, "Q", "value of `came` once all waiters woken by that flush have returned; sync lock"]
+    wanted: Annotated[int, "Q", "byte 0: a reader watches by inotify; byte 1: a reader sleeps on `rings`; publishers and flushers wake it"]
     bell: Annotated[int, "Q", "a writer wakes by writing a byte here through the file, which inotify sees"]
-    rings: Annotated[int, "Q", "counts, roughly, how often sleeping readers were woken; they sleep on its low half (a futex)"]
+    rings: Annotated[int, "Q", "approximate number of wake-ups of sleeping readers; they sleep on its low half (a futex)"]
     wanted_reserved: Annotated[bytes, "40s", "zeros"]
-    holder_id_low: Annotated[int, "Q", "who last held the append lock: random id of the handle"]
+    holder_id_low: Annotated[int, "Q", "last holder of the append lock: random id of the handle"]
     holder_id_high: Annotated[int, "Q", ""]
     holder_pid: Annotated[int, "Q", "process id"]
     holder_start: Annotated[int, "Q", "when that process started, clock ticks since boot"]
     holder_boot: Annotated[int, "Q", "the first 8 bytes of the boot id"]
     holder_namespace: Annotated[int, "Q", "inode of the process's pid namespace"]
-    pending: Annotated[int, "Q", "not 0: number + 1 of the account of a batch that is being appended; who has the append lock settles it"]
+    pending: Annotated[int, "Q", "not 0: number + 1 of the account of a batch under way; the next owner of the append lock resolves it"]
     holder_reserved: Annotated[bytes, "8s", "zeros"]
     lock: Annotated[int, "Q", "the append lock: its owner may append; 0: free; writers sleep on its low half (a futex)"]
     lock_reserved: Annotated[bytes, "56s", "zeros"]
 
 
 class Moves(NamedTuple):
-    """What a resize leaves behind, and who pins the ring; from byte 640 of spool.ctl on."""
+    """Traces of a resize, and the flag of pins in the ring; from byte 640 of spool.ctl on."""
 
-    moved: Annotated[int, "Q", "not 0: the log may lie in new files at its path: look; who resizes, append lock"]
-    dropped: Annotated[int, "Q", "records from this sequence on, and before `kept`, had no room when it was resized; who resizes"]
-    kept: Annotated[int, "Q", "the first one that had; 0: all had"]
-    pins: Annotated[int, "Q", "not 0: parts of the ring may be pinned; readers set it, writers clear it when nothing is"]
+    moved: Annotated[int, "Q", "not 0: the log may be in new files at its path; resize, append lock"]
+    dropped: Annotated[int, "Q", "records from this sequence on, and before `kept`, had no room in a resize; resize"]
+    kept: Annotated[int, "Q", "the first one that had room; 0: all had room"]
+    pins: Annotated[int, "Q", "not 0: parts of the ring may be pinned; readers set it, writers clear it when nothing is pinned"]
     moves_reserved: Annotated[bytes, "32s", "zeros"]
 
 
@@ -151,39 +151,39 @@ class Checkpoint(NamedTuple):
     generation: Annotated[int, "Q", "1, 2, 3 ...; the sound one with the higher number counts"]
     head: Annotated[int, "Q", "position of the oldest frame"]
     min_seq: Annotated[int, "Q", "its sequence"]
-    tail: Annotated[int, "Q", "position behind the last frame"]
+    tail: Annotated[int, "Q", "position after the last frame"]
     next_seq: Annotated[int, "Q", "sequence of the frame after it"]
     timestamp: Annotated[int, "Q", "timestamp of the last frame"]
-    synced: Annotated[int, "Q", "position before which everything was on disk already when this was written"]
-    boot_id: Annotated[bytes, "16s", "the start of the machine in which it was written"]
+    synced: Annotated[int, "Q", "position before which everything was already on disk when this was written"]
+    boot_id: Annotated[bytes, "16s", "the boot of the machine in which it was written"]
     reserved: Annotated[int, "I", "zero"]
     crc: Annotated[int, "I", "CRC32C of the log id and the bytes before"]
 
 
 class Echo(NamedTuple):
-    """What spool.dat knows of spool.ctl, so that an older copy of spool.ctl is noticed."""
+    """Words of spool.ctl repeated in spool.dat, so that an older copy of spool.ctl is detected."""
 
     echo: Annotated[int, "Q", "`tail`, stored after it; larger than `tail`: spool.ctl is older; 0: none was stored; writers, append lock"]
-    head_echo: Annotated[int, "Q", "`head`, in the same way; stored before a byte of a frame that `head` has passed is overwritten"]
+    head_echo: Annotated[int, "Q", "`head`, likewise; stored before a byte of a frame that `head` has passed is overwritten"]
 
 
 class Slot(NamedTuple):
     """A durable reader; 64 of them, 256 bytes each: this, two commits, 64 bytes of zeros. Changed under the slot's lock."""
 
     taken: Annotated[int, "Q", "0: free, and nothing else here counts; this store takes and frees; admin lock"]
-    evicted: Annotated[int, "Q", "2^32 + generation of the commit for which writers wait no more; writers, append lock; 0: none"]
-    holder_pid: Annotated[int, "Q", "who opened it last: process id"]
+    evicted: Annotated[int, "Q", "2^32 + generation of the commit for which writers no longer wait; writers, append lock; 0: none"]
+    holder_pid: Annotated[int, "Q", "last process that opened it: process id"]
     holder_start: Annotated[int, "Q", "when that process started, clock ticks since boot"]
     holder_boot: Annotated[int, "Q", "the first 8 bytes of the boot id"]
     holder_namespace: Annotated[int, "Q", "inode of the process's pid namespace"]
     reserved: Annotated[bytes, "16s", "zeros"]
-    name: Annotated[bytes, "64s", "UTF-8, zeros behind it"]
+    name: Annotated[bytes, "64s", "UTF-8, zeros after it"]
 
 
 class Commit(NamedTuple):
-    """A place that a durable reader has committed. Two of them, for even and for odd generations; its last word is stored last."""
+    """A committed position of a durable reader. Two of them, for even and for odd generations; its last word is stored last."""
 
-    position: Annotated[int, "Q", "position behind the last frame that is done with"]
+    position: Annotated[int, "Q", "position after the last processed frame"]
     sequence: Annotated[int, "Q", "sequence of the next one"]
     updated: Annotated[int, "q", "when it was committed, ns since the Unix epoch"]
     generation: Annotated[int, "I", "1, 2, 3 ... modulo 2^32; the sound one that is further on counts"]
@@ -191,7 +191,7 @@ class Commit(NamedTuple):
 
 
 class RateBucket(NamedTuple):
-    """What was published in one second, minute or hour; writers, append lock."""
+    """Publications in one second, minute or hour; writers, append lock."""
 
     time: Annotated[int, "Q", "number of the second, minute or hour since the Unix epoch; the bucket is number this modulo 64"]
     records: Annotated[int, "Q", "records that were published in it"]
@@ -199,14 +199,14 @@ class RateBucket(NamedTuple):
 
 
 class GapBucket(NamedTuple):
-    """How many Gaps readers were given in one second, minute or hour; readers that may write, without a lock."""
+    """Gaps returned to readers in one second, minute or hour; readers with write permission, without a lock."""
 
     time: Annotated[int, "Q", "as in the other buckets"]
-    gaps: Annotated[int, "Q", "roughly: readers that count at the same moment may lose one"]
+    gaps: Annotated[int, "Q", "approximate: readers that count at the same moment may lose one"]
 
 
 class KeyTable(NamedTuple):
-    """The head of the key table; entries follow it, one behind the other, from index 0 on."""
+    """The head of the key table; entries follow it, one after the other, from index 0 on."""
 
     used: Annotated[int, "Q", "bytes of entries that are published; 2^64 - 1: closed, no key is added any more; key lock"]
     reserved: Annotated[bytes, "56s", "zeros"]
@@ -228,7 +228,7 @@ class IndexEntry(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """A record in the ring; a multiple of 8 bytes, zeros behind the value."""
+    """A record in the ring; a multiple of 8 bytes, zeros after the value."""
 
     stored: Annotated[int, "I", "bytes that the frame takes in the ring"]
     content: Annotated[int, "I", "bytes of key and value"]
@@ -260,7 +260,7 @@ EPOCHS_AT = (128, 192)
 SEALED, TRUE = 1, 2  # states of an epoch
 CONTROL_AT = 256
 MOVES_AT = frames.MOVED * 8
-ECHO_AT = frames.ECHO * 8  # in spool.dat, as the checkpoints
+ECHO_AT = frames.ECHO * 8  # in spool.dat, like the checkpoints
 CHECKPOINTS_AT = (1024, 1536)  # in spool.dat: each in a sector of its own
 RATES_AT = PAGE
 GAPS_AT = 8704
@@ -333,7 +333,7 @@ def frame_seed(log_id: bytes) -> int:
 
 
 def blocks(capacity: int) -> int:
-    """Return how many entries the index of a ring has."""
+    """Return the number of entries in the index of a ring."""
     return -(-capacity >> frames.BLOCK)
 
 

@@ -1,21 +1,21 @@
-"""The key table: strings that were keys of maps, each of them once, so that records can name them by their number.
+"""The key table: keys of maps as strings, each stored once, so that records can refer to them by index.
 
-**Format.** The last part of `spool.ctl` before the index: a head with one word, `used`, then entries one behind the other: length, CRC32C,
-UTF-8. The n-th entry has index n. It is append-only: an index means the same key for as long as the log lives.
+**Format.** The last part of `spool.ctl` before the index: a head with one word, `used`, then entries one after the other: length, CRC32C,
+UTF-8. The n-th entry has index n. The table is append-only: an index means the same key during the life of the log.
 
 **Durability.** Entries are flushed to disk before `used` publishes them, and only published ones are written into records. So no record
-that survives a crash of the machine has a key that didn't. That is one flush for each map of a new shape, and there is an end to that:
-the table is bounded, and where it is full keys stay in the records.
+that survives a crash of the machine has a key that didn't. This costs one flush for each map of a new shape. Their number is limited: the
+table is bounded, and when it is full keys stay in the records.
 
-**Recovery.** None after a crash. A writer that is killed leaves at most entries behind `used` that no record names; the next one keeps
-those that are sound, and writes over the first that isn't. An unsound entry before `used` is damage: no key is added any more, and
-records that name it, or a later one, are undecodable.
+**Recovery.** None after a crash of a process. A killed writer leaves at most entries after `used` that no record names; the next one keeps
+the sound ones, and overwrites the first unsound one. An unsound entry before `used` is damage: no key is added any more, and records that
+name it, or a later one, are undecodable.
 
-**Closed.** An older copy of the control block may lack keys that records name. No index is ever given to a second key, so `used` is CLOSED
-then, and the table takes no more keys; see `lost_keys`.
+**Closed.** An older copy of the control block may lack keys that records name. No index is ever assigned to a second key, so `used` is then
+CLOSED, and the table takes no more keys; see `lost_keys`.
 
-**Eras.** A key that no kept record names may be lost without that, and its index given to another key. So a KeyTable is valid for one era:
-until a recovery, after which the numbers of the log go on at a later multiple of 2^32. It never learns keys of another era.
+**Eras.** A key that no kept record names may be lost without that, and its index assigned to another key. So a KeyTable is valid for one
+era: until a recovery, after which the sequences continue at a later multiple of 2^32. It never learns keys of another era.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from kvspool.keyed import LONGEST_KEY, Keys
 from kvspool.spool import format
 
 HEAD = format.KEY_TABLE.size
-CLOSED = (1 << 64) - 1  # in place of `used`: no key is added any more
+CLOSED = (1 << 64) - 1  # instead of `used`: no key is added any more
 
 
 class KeyTable:
-    """The table of one log, as one handle knows it in one era: a private copy, looked at anew where something is missing."""
+    """The table of one log, as known to one handle in one era: a private copy, reread if a key is missing."""
 
     def __init__(self, region: Any, log_id: bytes, control: Any = None) -> None:
-        """Look at the table in `region`, all of its bytes. control: the words of the control block; None: nobody changes the log."""
+        """Read the table in `region`, all of its bytes. control: the words of the control block; None: the log is not in use."""
         self._control = control
         self.era = 0
         self.keys = Keys()
@@ -47,13 +47,13 @@ class KeyTable:
         self._log_id = log_id
         self._region: Any = region
         self._words: Any = region.cast("Q")
-        self._next = HEAD, 0  # where the next entry will stand, and its index
+        self._next = HEAD, 0  # offset of the next entry, and its index
         self._seen = -1
         self.refresh()
 
     def close(self) -> None:
-        """Let go of the memory; what is known stays known."""
-        self._words = None  # first: a thread that finds words has got the region already
+        """Release the memory; known keys stay known."""
+        self._words = None  # first: a thread that sees the words also has the region
         self._region = None
         self._control = None
 
@@ -71,7 +71,7 @@ class KeyTable:
         return int(words[mark + 1] >> frames.ERA_BITS)
 
     def go_on(self, older: KeyTable) -> None:
-        """Take over from the table of the files that the log lay in before it was resized: whoever looks keys up there finds ours too.
+        """Take over from the table of the log's files before a resize: lookups there also find our keys.
 
         Not if the log was recovered since.
         """
@@ -82,7 +82,7 @@ class KeyTable:
         self.keys.refresh = self.refresh
 
     def copy_to(self, other: KeyTable) -> None:
-        """Under the key lock: give a new, empty table all that is here; where this one ends for good, the other one does."""
+        """Under the key lock: copy all entries to a new, empty table; if this one is closed, close the other one, too."""
         self.refresh()
         names = self.keys.names
         entries = b"".join(other._entry(names[index].encode(), index) for index in range(len(names)))
@@ -91,15 +91,15 @@ class KeyTable:
         other.refresh()
 
     def look(self) -> None:
-        """Take in what was published since the last look, which costs one load if that is nothing."""
+        """Read entries published since the last call; if there are none this costs one load."""
         words = self._words
         if words is not None and words[0] != self._seen:
             self.refresh()
 
     def refresh(self) -> None:
-        """Take in all sound entries: those behind `used` too, of which a crash of the machine may have kept only the records.
+        """Read all sound entries, also those after `used`, of which a crash of the machine may have kept only the records.
 
-        Threads may do this at once: each adds the same to what is only added to.
+        Threads may do this at once: each adds the same entries, and none is removed.
         """
         region, words = self._region, self._words
         if words is None:
@@ -117,17 +117,17 @@ class KeyTable:
         self.is_full = self._next[0] != HEAD + used or len(region) - self._next[0] < format.KEY_ENTRY.size + LONGEST_KEY
 
     def end(self) -> None:
-        """Under all locks: let nobody add a key any more, in any process."""
+        """Under all locks: close the table for all processes."""
         self._words[0] = CLOSED
         self.refresh()
 
     def is_whole(self) -> bool:
-        """Return whether every key that was published is there; False for a table that was closed, too."""
+        """Return whether every published key is present; False for a closed table, too."""
         self.refresh()
         return self._next[0] == HEAD + self._seen
 
     def add(self, keys: list[str], flush: Callable[[], None]) -> None:
-        """Under the key lock: add the keys that are not there yet, as far as there is room. `flush` puts spool.ctl on disk."""
+        """Under the key lock: add the missing keys while there is room. `flush` flushes spool.ctl."""
         self.refresh()
         if self.is_full or self.is_outdated:
             return
@@ -156,7 +156,7 @@ class KeyTable:
         return format.KEY_ENTRY.pack(format.KeyEntry(len(key), crc)) + key
 
     def _sound(self, region: Any) -> Iterator[tuple[str, int, int]]:
-        """Yield key, index and end of each further entry, up to the first that is none. Nothing is believed but a private copy."""
+        """Yield key, index and end of each further entry, up to the first unsound one. Only a private copy is trusted."""
         start, index = self._next
         data = bytes(region[start : len(region)])
         at = 0

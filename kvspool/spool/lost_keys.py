@@ -1,8 +1,8 @@
-"""Keys that kept records name, and that an older or damaged control block has lost with the end of its key table.
+"""Keys of kept records that an older or damaged control block has lost with the end of its key table.
 
-A new key must not get the index of a lost one: the records that name it would be read with the wrong key. So a recovery that can't
-believe the control block decodes every keyed value that it keeps. If one can't be decoded it closes the key table for good: such records
-stay undecodable, and new keys stay in their records.
+A new key must not get the index of a lost one: the records that name it would be read with the wrong key. So a recovery that can't trust
+the control block decodes every keyed value that it keeps. If one can't be decoded it closes the key table for good: such records stay
+undecodable, and new keys stay in their records.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from kvspool.spool.memory import Memory, Run
 
-BATCH = 256  # records looked at at once
+BATCH = 256  # records read at once
 
 
 def close_table(memory: Memory, kept: list[Run]) -> None:
@@ -29,7 +29,7 @@ def close_table(memory: Memory, kept: list[Run]) -> None:
     table = KeyTable(memory.control[format.KEYS_AT : format.INDEX_AT], memory.header.log_id)
     if not all(_is_decodable(value, table.keys) for value in _keyed_values(memory, kept)):
         table.end()
-        memory.flush_control()  # before anything says that the control block is true
+        memory.flush_control()  # before any word states that the control block is true
 
 
 def _keyed_values(memory: Memory, kept: list[Run]) -> Iterator[bytes]:

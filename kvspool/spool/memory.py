@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Memory(Protocol):
-    """What a recovery works on: the memory of both files, ring and control writable, and their flushes."""
+    """The interface for a recovery: the memory of both files, ring and control writable, and their flushes."""
 
     front: memoryview
     ring: memoryview
@@ -46,5 +46,5 @@ class Run(NamedTuple):
     frames: int
 
     def moved(self, by: int) -> Run:
-        """Return the run, so many bytes further on."""
+        """Return the run, moved by so many bytes."""
         return self._replace(start=self.start + by, end=self.end + by)

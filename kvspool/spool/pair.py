@@ -1,12 +1,12 @@
-"""The two files of a spool: made whole, checked when opened, mapped.
+"""The two files of a spool: created whole, checked when opened, mapped.
 
-**Durability.** `create` builds both files under a temporary name beside the target, flushes them, and renames the directory into place: no
-process ever sees half a spool, and a spool that can be seen survives a crash of the machine.
+**Durability.** `create` builds both files under a temporary name next to the target, flushes them, and renames the directory into place. So
+no process ever sees half a spool, and a visible spool survives a crash of the machine.
 
 **Trust.** Everything in the headers is checked before a byte is mapped: a file shorter than its header says would kill the process with
-SIGBUS at the first load behind its end. For the same reason the disk space is reserved in full when the spool is made.
+SIGBUS at the first load after its end. For the same reason the disk space is reserved in full when the spool is created.
 
-**Resizing** puts a new pair in the place of the old one. Who has the old one open finds its word `moved` set and asks for the `successor`.
+**Resizing** replaces the old pair by a new one. Open handles see `moved` set and switch to the `successor`.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ from kvspool.system import disk, filesystems, forks
 from kvspool.system.descriptor import Descriptor
 from kvspool.system.handles import Handle
 
-MOST_TOUCHED = 1 << 30  # bytes of a ring that are touched when it is made
-_PIECE = 1 << 20  # bytes that are touched at once
+MOST_TOUCHED = 1 << 30  # most bytes of a ring that are touched at creation
+_PIECE = 1 << 20  # bytes touched at once
 LEDGER_FILES = (ledger.NAME, f"{ledger.NAME}.tmp")
 H = TypeVar("H", format.Header, format.DataHeader)
 _NO_WORDS = memoryview(b"").cast("Q")
@@ -69,14 +69,14 @@ def create(
     allow_unsafe_fs: bool = False,
     touched: int = 0,
 ) -> Pair:
-    """Make a spool at `path`, on disk when the call returns, and return its open files.
+    """Create a spool at `path`, on disk when the call returns, and return its open files.
 
-    capacity: size of the ring in bytes, a multiple of 4096. mode: permission bits of the two files; the directory can be entered by all
-    who may read them. policy: its place in `format.POLICIES`. reader_expiry: ns, 0 for never. durability: its place in
+    capacity: size of the ring in bytes, a multiple of 4096. mode: permission bits of the two files; users with read permission may also
+    enter the directory. policy: its index in `format.POLICIES`. reader_expiry: ns, 0 for never. durability: its index in
     `kvspool.options.DURABILITIES`; sync_interval: ns, 0 for not given. touched: see `fill`.
 
-    Raises LogExists, or the system's OSError (no space, no permission): nothing is left then, or a hidden directory that a note names
-    and the next call removes. NameNotDurable: the log is there, and complete.
+    Raises LogExists, or the system's OSError (no space, no permission). Nothing is left then, or a hidden directory that a note names and
+    the next call removes. NameNotDurable: the log exists, and is complete.
     """
     making.remove_dead(path, discard)
     if os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir())):
@@ -105,36 +105,36 @@ def create(
     try:
         with making.directory(path, discard) as made:
             fill(made.path, header._replace(log_id=made.id), mode, touched=touched)
-            # Opened first: once other processes can see the log, only the disk can fail, and NameNotDurable says so.
+            # Opened first: once other processes can see the log, only the disk can fail, which raises NameNotDurable.
             pair = Pair(made.path, allow_unsafe_fs=allow_unsafe_fs)
             try:
                 if touched and pair.is_writable:
                     pair.populate(touched)
                 _publish(made, path)
             except BaseException:
-                with suppress(OSError):  # the first error counts; the files are closed all the same
+                with suppress(OSError):  # the first error counts; the files are closed anyway
                     pair.close()
                 raise
             pair.path = path
             return pair
     except OSError as error:
         is_clean = not getattr(error, "__notes__", None)  # otherwise a note names the directory that stays
-        left = "; it is complete" if isinstance(error, NameNotDurable) else "; nothing was left behind" if is_clean else ""
+        left = "; it is complete" if isinstance(error, NameNotDurable) else "; nothing is left" if is_clean else ""
         error.add_note(f"while creating the spool {path} of {capacity} bytes{left}")
         raise
 
 
 def touchable(capacity: int) -> int:
-    """Return how many bytes of a new ring are best touched when it is made; see `fill`. Few enough that they stay in memory."""
+    """Return how many bytes of a new ring to touch at its creation; see `fill`. Few enough that they stay in memory."""
     return min(capacity, MOST_TOUCHED, system.port.available_memory() // 8) // format.PAGE * format.PAGE
 
 
 def fill(building: Path, header: format.Header, mode: int, epoch: format.Epoch | None = None, touched: int = 0) -> None:
     """Put the two files of an empty log into an empty directory, on disk when the call returns.
 
-    epoch: what is known of restarts of the machine; None for a log that saw none. touched: bytes of the ring that are written now, in large
-    pieces, so that they are in memory before the first lap: made one by one at the first store to each, pages take four times as long. They
-    hold zeros as before, so they need no flush.
+    epoch: the record of restarts of the machine; None if there was none. touched: bytes of the ring that are written now, in large pieces,
+    so that they are in memory before the first lap: pages created one by one at the first store to each take four times as long. They
+    contain zeros as before, so they need no flush.
     """
     if epoch is None:
         epoch = format.Epoch(system.port.boot_id(), 0, 0, 0, 0, 0, format.TRUE, 0)
@@ -159,7 +159,7 @@ def _write_data(path: Path, log_id: bytes, capacity: int, mode: int, touched: in
 
 
 def _sealed(layout: Layout[H], record: H) -> bytes:
-    """Return the bytes of a header whose last field is the checksum of the ones before."""
+    """Return the bytes of a header whose last field is the checksum of the fields before it."""
     body = layout.pack(record)[:-4]
     return body + format.checksum(body).to_bytes(4, "little")
 
@@ -176,7 +176,7 @@ def _write_file(path: Path, size: int, header: bytes, mode: int, touched: int = 
 
 
 def discard(building: Path) -> None:
-    """Remove what an unfinished `create` or `resize` left under its temporary name."""
+    """Remove the temporary directory of an unfinished `create` or `resize`."""
     for name in (format.DATA_FILE, format.CONTROL_FILE, format.LOCK_FILE, *LEDGER_FILES):
         with suppress(FileNotFoundError):
             system.port.remove(building / name)
@@ -185,9 +185,9 @@ def discard(building: Path) -> None:
 
 
 class Memory(NamedTuple):
-    """The mapped parts of the two files. A view keeps its mapping, so its memory stays the log's after the pair is closed."""
+    """The mapped parts of the two files. A view keeps its mapping alive, so its memory stays valid after the pair is closed."""
 
-    front: memoryview  # the page before the ring, which holds the checkpoints
+    front: memoryview  # the page before the ring, with the checkpoints
     ring: memoryview
     control: memoryview
 
@@ -195,13 +195,12 @@ class Memory(NamedTuple):
 class Pair(Handle):
     """An open spool: descriptors and mappings of its two files.
 
-    The ring is mapped for reading, and so is `front`, the page before it, which holds the checkpoints; `writer` maps the ring once more for
-    writing, so that a reader's fault can't touch it. A user who may only read gets everything but `can_ask`: nobody will ring for him, he
-    has to look by himself. So does everybody on a file system where a store may kill the process, unless the caller takes that risk.
-
+    The ring is mapped read-only, and so is `front`, the page before it with the checkpoints; `writer` maps the ring again for writing, so
+    that a fault of a reader can't change it. A user with read permission only gets everything but `can_ask`: no writer wakes it, so it
+    polls. The same holds for every user on a file system where a store may kill the process, unless the caller accepts that risk.
 
     Threads may use a pair while another one closes it: `front`, `ring` and `control` raise Closed from then on. Code that uses a descriptor
-    does so inside `held_open`, since the number of a closed one is soon that of another file.
+    does so inside `held_open`, since the number of a closed one is soon reused for another file.
     """
 
     def __init__(self, path: Path, *, allow_unsafe_fs: bool = False) -> None:
@@ -215,8 +214,8 @@ class Pair(Handle):
         self._append_lock: AppendLock | None = None
         self._sync_lock: Descriptor | None = None
         self.is_closed = False
-        self._guard = threading.RLock()  # a signal handler may come in the middle
-        self._users: list[int] = []  # threads, each as often as it is in use
+        self._guard = threading.RLock()  # a signal handler may interrupt
+        self._users: list[int] = []  # threads, each once for every use
         self._key_table: KeyTable | None = None
         self._memory: Memory | None = None
         self._words = _NO_WORDS
@@ -234,13 +233,14 @@ class Pair(Handle):
     def _open_one_pair(self) -> None:
         """Open the files until they belong together.
 
-        A function of its own: since Python 3.12 an exception out of a signal handler at the jump
-        back of a loop may pass by the `try` around it."""
+        A separate function: since Python 3.12, an exception from a signal handler at the backward jump of a loop may bypass the `try`
+        around it.
+        """
         while not self._open_files():
             self._release()
 
     def _open_files(self) -> bool:
-        """Open and check the files; False if the log was resized just then, so that they aren't a pair."""
+        """Open and check the files; False if the log was resized meanwhile, so that they aren't a pair."""
         try:
             self._control, self.can_ask = self._open_file(format.CONTROL_FILE)
             self.header = self._read_header()
@@ -255,7 +255,7 @@ class Pair(Handle):
 
     @property
     def control_fd(self) -> int:
-        """Return the number of the control file. Raises Closed, as the others do."""
+        """Return the number of the control file. Raises Closed, like the following ones."""
         return self._control.number
 
     @property
@@ -265,7 +265,7 @@ class Pair(Handle):
 
     @property
     def lock_file_fd(self) -> int:
-        """Return the number of the file that the locks lie in, through which nothing is locked."""
+        """Return the number of the file whose bytes are locked; nothing is locked through it."""
         return self._lock_file.number
 
     def _map_files(self) -> None:
@@ -286,7 +286,7 @@ class Pair(Handle):
         """Return the key table, if the log has one: another object after a recovery, which may have lost keys."""
         table, memory = self._key_table, self._memory
         if table is not None and memory is not None and table.is_outdated:
-            # No lock: two threads that look at once may open it twice.
+            # No lock: two threads at once may open it twice.
             self._key_table = self._open_key_table(memory.control)
             table.close()
             table = self._key_table
@@ -294,7 +294,7 @@ class Pair(Handle):
 
     @property
     def memory(self) -> Memory:
-        """Return what is mapped. Raises Closed."""
+        """Return the mapped parts. Raises Closed."""
         memory = self._memory
         if memory is None:
             raise self._closed()
@@ -319,13 +319,13 @@ class Pair(Handle):
         return Closed(f"{self.path} was closed; open it again")
 
     def _open_file(self, name: str) -> tuple[Descriptor, bool]:
-        """Return a descriptor of the file, for writing where that is allowed, and whether it was."""
+        """Return a descriptor of the file, writable if permitted, and whether it is."""
         path = self.path / name
         try:
             try:
                 if self._kills:
                     raise PermissionError(errno.EPERM, "a store there may kill the process", os.fspath(path))
-                # For writing even when only reading: on overlayfs that is what makes later stores visible.
+                # Writable even for a reader: on overlayfs this makes later stores visible.
                 file, writable = Descriptor(path, os.O_RDWR), True
             except OSError as error:
                 if error.errno not in _UNWRITABLE:
@@ -333,8 +333,8 @@ class Pair(Handle):
                 file, writable = Descriptor(path, os.O_RDONLY), False
         except FileNotFoundError:
             if not os.path.lexists(self.path):
-                raise LogNotFound(f"{self.path} does not exist; kvspool.create makes a log") from None
-            raise NotALog(f"{self.path} is no spool: it has no {name}") from None
+                raise LogNotFound(f"{self.path} does not exist; kvspool.create creates a log") from None
+            raise NotALog(f"{self.path} is not a spool: it has no {name}") from None
         except NotAFile as error:
             raise NotALog(str(error)) from None
         except OSError as error:
@@ -377,12 +377,12 @@ class Pair(Handle):
         return mapping
 
     def reader(self, position: int, sequence: int) -> FrameReader:
-        """Return a reader of frames that stands at `position` and expects `sequence` there."""
+        """Return a reader of frames at `position` that expects `sequence` there."""
         _, ring, control = self.memory
         return FrameReader(ring, control, self.seed, position, sequence)
 
     def writer(self, holder: bytes) -> FrameWriter:
-        """Return the writer of frames; `holder` are the words that name it. Raises PermissionError for who may only read."""
+        """Return the writer of frames; `holder` contains the words that name it. Raises PermissionError without write permission."""
         if not self.is_writable:
             raise self.refusal("append to")
         keeps_unread, expiry = self.header.policy != 0, self.header.reader_expiry
@@ -394,20 +394,20 @@ class Pair(Handle):
         )
 
     def populate(self, touched: int) -> None:
-        """Map the ring for the first writer of these files: with all pages of a new log that have been touched."""
+        """Map the ring for the first writer of these files: with all touched pages of a new log."""
         mapping = self._map(self.data_fd, format.DATA_START + self.header.capacity, writable=True)
         system.port.populate(mapping, format.DATA_START + touched)
         self._writable = mapping
 
     def refusal(self, what: str) -> Exception:
-        """Return the error for who may only read, and wants to do `what` with the log."""
+        """Return the error for a process without write permission that wants to do `what` with the log."""
         if self._kills:
-            return filesystems.killing(self.path, f"It was opened for reading only, so nobody can {what} it")
+            return filesystems.killing(self.path, f"It was opened for reading only, so it is not possible to {what} it")
         return PermissionError(errno.EACCES, f"no permission to {what} this spool", os.fspath(self.path))
 
     @property
     def is_writable(self) -> bool:
-        """Return whether this user may change both files."""
+        """Return whether this process may change both files."""
         return self.can_write and self.can_ask
 
     def map_ring(self) -> memoryview:
@@ -415,7 +415,7 @@ class Pair(Handle):
         return memoryview(self._map(self.data_fd, format.DATA_START + self.header.capacity, writable=True))[format.DATA_START :]
 
     def survey(self, ring: memoryview) -> FrameSurvey:
-        """Return what finds every sound frame, and what erases some if `ring` is writable."""
+        """Return the survey that finds every sound frame, and erases some if `ring` is writable."""
         return FrameSurvey(ring, self.control, self.seed)
 
     @property
@@ -426,7 +426,7 @@ class Pair(Handle):
         return self._append_lock
 
     def append_lock_by(self, fd: int) -> AppendLock:
-        """Return an append lock of its own for a descriptor from `open_lock`, which the caller closes."""
+        """Return a separate append lock for a descriptor from `open_lock`, which the caller closes."""
         return AppendLock(self.control, frames.LOCK, fd, int.from_bytes(system.port.random(8), "little"))
 
     @property
@@ -443,15 +443,15 @@ class Pair(Handle):
 
     @property
     def sync_lock_fd(self) -> int:
-        """Return the descriptor for the sync lock, as `lock_fd`."""
+        """Return the descriptor for the sync lock, like `lock_fd`."""
         if self._sync_lock is None:
             self._sync_lock = self.open_lock()
         return self._sync_lock.number
 
     def open_lock(self) -> Descriptor:
-        """Return a new descriptor for locks of this log. Raises LogVanished or MismatchedPair if another file lies there now.
+        """Return a new descriptor for locks of this log. Raises LogVanished or MismatchedPair if the file was removed or replaced.
 
-        A log keeps the file of its locks when it is resized: as spool.lck, beside a new spool.ctl.
+        A log keeps its lock file in a resize: as spool.lck, next to a new spool.ctl.
         """
         with self.held_open():
             return self._open_lock()
@@ -475,11 +475,11 @@ class Pair(Handle):
         raise MismatchedPair(f"{self.path} was replaced by another log while it was open; open it again")
 
     def is_locked(self, at: int) -> bool:
-        """Return whether some open file description, of whatever process, has locked byte `at`. Raises Closed."""
+        """Return whether an open file description of any process has locked byte `at`. Raises Closed."""
         with self.held_open():
             return system.port.is_locked(self.lock_file_fd, at)
 
-    # A log that was resized lies in new files at the same path.
+    # After a resize the log is in new files at the same path.
 
     @property
     def origin(self) -> bytes:
@@ -488,26 +488,26 @@ class Pair(Handle):
 
     @property
     def may_have_moved(self) -> bool:
-        """Return whether to ask `successor`: one load."""
+        """Return whether to check `successor`: one load."""
         words = self._words
         return len(words) > frames.MOVED and words[frames.MOVED] != 0
 
     def successor(self) -> Pair | None:
-        """Return the open files in which the log goes on since it was resized, the newest ones; None if it still lies in these.
+        """Return the newest open files of the log after a resize; None if it is still in these.
 
-        Raises MismatchedPair if another log lies at the path.
+        Raises MismatchedPair if another log is at the path.
         """
         with self.in_use() as is_open:
             if is_open and self._successor is None and self.may_have_moved:
                 found = self._find_successor()
-                if self._successor is None:  # no lock: two threads that look at once may open the files twice
+                if self._successor is None:  # no lock: two threads at once may open the files twice
                     self._successor = found
         newest = self._successor
         return newest if newest is None or not newest.may_have_moved else newest.successor() or newest
 
     def _find_successor(self) -> Pair | None:
         if self.is_in_place():
-            with suppress(OSError):  # readers go on; the next writer tries again, and says what went wrong
+            with suppress(OSError):  # readers continue; the next writer retries, and reports the error
                 self.stay()
             if self.is_in_place():
                 return None
@@ -523,11 +523,11 @@ class Pair(Handle):
         return found
 
     def stay(self) -> None:
-        """Take back the word `moved` of files that are in place: a resize left it that died, or whose last flush failed.
+        """Reset the word `moved` of files that are in place: left by a resize that crashed, or whose last flush failed.
 
-        Either these are the old files, which no others replaced, or the new ones, whose name may not be on disk. So the directory is
-        flushed first: no record is appended to files that a crash of the machine could replace by the old ones.
-        Raises the system's OSError if the flush fails; the word stays then.
+        Either these are the old files, which were not replaced, or the new ones, whose name may not be on disk. So the directory is flushed
+        first: no record is appended to files that a crash of the machine could replace by the old ones. Raises the system's OSError if the
+        flush fails; the word stays then.
         """
         if not (self.can_ask and self.can_write):
             return
@@ -549,7 +549,7 @@ class Pair(Handle):
             raise
 
     def is_in_place(self) -> bool:
-        """Return whether these are the files that lie at the path."""
+        """Return whether these files are the ones at the path."""
         return self._lies_at(self.path / format.CONTROL_FILE, self.control_fd)
 
     def _lies_at(self, path: Path, ours: int) -> bool:
@@ -561,18 +561,19 @@ class Pair(Handle):
             return _is_same(system.port.status(ours), system.port.status(fd))
 
     def wake(self) -> None:
-        """Wake who sleeps on inotify: it sees a write to the file, never a store through a mapping."""
+        """Wake sleepers on inotify: it reports a write to the file, but no store through a mapping."""
         system.port.write(self.control_fd, b"\1", format.BELL_AT)
 
     def count_gap(self) -> None:
-        """Count a Gap that a reader was given, where we may write."""
+        """Count a Gap returned to a reader, if we may write."""
         memory = self._memory
         if self.can_ask and memory is not None:
             rates.count_gap(memory.control.cast("Q"), system.port.now())
 
     def copy_accounts(self, successor: Pair) -> None:
-        """Under all locks, for who resizes: give the new files the list of producers too, on disk, after what a killed one has left was
-        accounted for."""
+        """Under all locks, during a resize: copy the list of producers to the new files, on disk, after resolving the leftovers of a killed
+        process.
+        """
         pending = self._words[frames.PENDING]
         if pending:
             ledger.settle(self.path, self.origin, pending - 1, self.reader(0, 0).mark()[1])
@@ -583,22 +584,22 @@ class Pair(Handle):
                 found.copy_to(successor.path)
 
     def has_vanished(self) -> bool:
-        """Return whether the log's files were deleted; what is mapped can still be read."""
+        """Return whether the log's files were deleted; mapped data can still be read."""
         with self.held_open():
             if system.port.status(self.control_fd).st_nlink and system.port.status(self.data_fd).st_nlink:
                 return False
         try:
             successor = self.successor()
         except (MismatchedPair, NotALog):
-            return True  # another log, or something else, lies there now
+            return True  # another log or file is at the path
         return successor is None or successor.has_vanished()
 
     def forked(self) -> None:
-        """In a forked child: close the lock descriptors, which are the parent's. No other thread is there any more.
+        """In a forked child: close the lock descriptors, which are the parent's. The child has no other thread.
 
-        Files from before a resize are told too: no handle knows them any more, but its iterators do.
+        This includes files from before a resize: no handle refers to them any more, but iterators do.
         """
-        self._guard = threading.RLock()  # a signal handler may come in the middle
+        self._guard = threading.RLock()  # a signal handler may interrupt
         ours = threading.get_ident()  # a signal handler or destructor may fork inside `in_use`
         self._users = [thread for thread in self._users if thread == ours]
         if self._append_lock is not None:
@@ -611,9 +612,9 @@ class Pair(Handle):
 
     @contextmanager
     def in_use(self) -> Iterator[bool]:
-        """Keep the files open inside the `with` block, which gets False if they are closed already.
+        """Keep the files open during the `with` block, which gets False if they are closed already.
 
-        For what another thread's `close` must not come into: the number of a closed descriptor is soon that of another file.
+        For code during which no other thread may close them: the number of a closed descriptor is soon reused for another file.
         """
         thread = threading.get_ident()
         with self._guard:
@@ -624,7 +625,7 @@ class Pair(Handle):
             yield is_open
         finally:
             with self._guard:
-                if thread in self._users and is_open:  # it isn't in a child that another thread forked
+                if thread in self._users and is_open:  # not so in a child that another thread forked
                     self._users.remove(thread)
                 is_last = is_open and self.is_closed and not self._users
             if is_last:
@@ -632,14 +633,14 @@ class Pair(Handle):
 
     @contextmanager
     def held_open(self) -> Iterator[None]:
-        """Keep the files open inside the `with` block, as `in_use` does. Raises Closed."""
+        """Keep the files open during the `with` block, as `in_use` does. Raises Closed."""
         with self.in_use() as is_open:
             if not is_open:
                 raise self._closed()
             yield
 
     def close(self) -> None:
-        """Close the descriptors and unmap, as soon as nobody is `in_use` any more."""
+        """Close the descriptors and unmap, as soon as no thread is inside `in_use`."""
         with self._guard:
             is_last = not self.is_closed and not self._users
             self.is_closed = True
@@ -647,7 +648,7 @@ class Pair(Handle):
             self._release()
 
     def _release(self) -> None:
-        """Close the descriptors and unmap, except what a view of the memory still needs."""
+        """Close the descriptors and unmap, except memory that a view still needs."""
         if self._key_table is not None:
             self._key_table.close()
         if self._append_lock is not None:
@@ -664,7 +665,7 @@ class Pair(Handle):
             self._files, self._lock, self._sync_lock = [], None, None
 
     def __del__(self) -> None:
-        if hasattr(self, "_words"):  # otherwise `__init__` did not come so far as to open anything
+        if hasattr(self, "_words"):  # otherwise `__init__` failed before it opened anything
             self.is_closed = True
             self._release()
 
@@ -674,14 +675,14 @@ def _is_same(one: os.stat_result, other: os.stat_result) -> bool:
 
 
 def _close_map(close: Callable[[], None]) -> None:
-    with suppress(BufferError):  # an iterator still looks at it; the mapping goes when the last view does
+    with suppress(BufferError):  # an iterator still uses it; the mapping is freed with the last view
         close()
 
 
 def _checked(layout: Layout[H], raw: bytes, path: Path, magic: bytes) -> H:
-    """Return the header in `raw`, of which no byte was believed before."""
+    """Check and return the header in `raw`, of which no byte was trusted before."""
     if len(raw) < len(magic) or raw[: len(magic)] != magic:
-        raise NotALog(f"{path} is no file of a spool: it doesn't begin with {magic.decode()}")
+        raise NotALog(f"{path} is not a file of a spool: it doesn't begin with {magic.decode()}")
     if len(raw) < layout.size:
         raise Truncated(f"{path} has {len(raw)} bytes, less than its header")
     record = layout.unpack(raw)

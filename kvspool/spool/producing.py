@@ -1,4 +1,4 @@
-"""What producers need of a spool; see `kvspool.producers`."""
+"""The interface of a spool for producers; see `kvspool.producers`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Place(NamedTuple):
-    """Where the ledger of a spool lies, and its word `pending`; for who holds the append lock."""
+    """The ledger's location and the word `pending` of a spool, for the owner of the append lock."""
 
     directory: Path
     log_id: bytes
@@ -88,7 +88,7 @@ class Appending(Protocol):
 
 
 class SpoolProducing(Handle):
-    """One spool, as its producers see it."""
+    """One spool, as its producers use it."""
 
     def __init__(self, log: Appending) -> None:
         self._log = log

@@ -1,9 +1,9 @@
-"""Rates: what was appended, and what readers lost, in the last 64 seconds, 64 minutes and 64 hours.
+"""Rates: records appended, and gaps of readers, in the last 64 seconds, 64 minutes and 64 hours.
 
-Writers count while they publish, readers that may write count the Gaps they get. It is a picture, not an account: a publication counts as
-a whole in the second in which it was made, whatever timestamps its records have; a killed writer may
-have counted what it didn't publish, and two readers that count at once may lose a Gap. A bucket says itself which time it is of, so a
-clock that jumps leaves holes in the picture, and nothing that stays wrong.
+Writers count during publication; readers with write permission count their Gaps. The figures are approximate: a publication counts as a
+whole in the second in which it was made, whatever timestamps its records have. A killed writer may have counted records that it didn't
+publish, and two readers that count at once may lose a Gap. A bucket contains its time, so a clock that jumps leaves holes, but no lasting
+error.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _GAP_WORDS = format.GAP_BUCKET.size // 8
 
 
 class Bucket(msgspec.Struct, frozen=True):
-    """What happened from `time` on (seconds since the Unix epoch), for the length of the bucket. bytes: of the ring. gaps: roughly."""
+    """The counts from `time` on (seconds since the Unix epoch), for the length of the bucket. bytes: of the ring. gaps: approximate."""
 
     time: int
     records: int
@@ -41,9 +41,10 @@ class Rate(msgspec.Struct, frozen=True):
 
 
 class Rates(msgspec.Struct, frozen=True):
-    """Rates over the last whole second, the last 60 whole seconds and the last 60 whole minutes; and the series that they are from.
+    """Rates over the last whole second, the last 60 whole seconds and the last 60 whole minutes; and the series from which they are
+    computed.
 
-    Of the series only the buckets in which something happened are there, the oldest first; the last one may still grow.
+    The series contain only non-empty buckets, the oldest first; the last one may still grow.
     """
 
     time: int
@@ -56,13 +57,13 @@ class Rates(msgspec.Struct, frozen=True):
 
 
 def rates(words: Any, now: int) -> Rates:
-    """Return the rates at time `now`, in ns since the epoch, that stand in the words of a control block."""
+    """Return the rates at time `now`, in ns since the epoch, from the words of a control block."""
     now //= SECOND
     return summed([_series(words, number, now) for number in range(3)], now)
 
 
 def summed(series: Sequence[list[Bucket]], now: int) -> Rates:
-    """Return the rates at the second `now` that follow from the three series."""
+    """Compute the rates at the second `now` from the three series."""
     seconds, minutes, hours = series
     this_minute = now - now % 60
     return Rates(
@@ -77,7 +78,7 @@ def summed(series: Sequence[list[Bucket]], now: int) -> Rates:
 
 
 def together(many: Iterable[Rates]) -> Rates:
-    """Return the rates of several logs as those of one, at the latest of their times."""
+    """Combine the rates of several logs, at the latest of their times."""
     many = list(many)
     series = []
     for name in ("seconds", "minutes", "hours"):
@@ -93,7 +94,7 @@ def together(many: Iterable[Rates]) -> Rates:
 
 
 def count_gap(words: Any, now: int) -> None:
-    """Count one Gap that a reader is given at time `now`, in ns since the epoch."""
+    """Count one Gap returned to a reader at time `now`, in ns since the epoch."""
     for number, length in enumerate(LENGTHS):
         time = now // SECOND // length
         at = _GAPS + _GAP_WORDS * (number * frames.BUCKETS + time % frames.BUCKETS)
@@ -103,7 +104,7 @@ def count_gap(words: Any, now: int) -> None:
 
 
 def _series(words: Any, number: int, now: int) -> list[Bucket]:
-    """Return the buckets of a series that are of the last 64 times, and in which something happened."""
+    """Return the non-empty buckets of a series for the last 64 times."""
     length = LENGTHS[number]
     last = now // length
     found = []

@@ -1,14 +1,14 @@
-"""A durable reader: a name, and a place in the log that outlives the process.
+"""A durable reader: a name, and a position in the log that outlives the process.
 
-A reader is open in one place at a time: it holds the lock of its slot, on a descriptor of its own, which the kernel frees when the process
-dies. Its place moves with each record and Gap that is handed out; `commit` stores it, in two alternating records, so that it
-is either the place before or the one after.
+A reader is open only once at a time: it holds the lock of its slot, on its own descriptor, which the kernel frees when the process ends.
+Its position moves with each record and Gap that it returns. `commit` stores it, in two alternating records, so that after a crash it is
+either the previous or the new one.
 
-**Durability.** What `commit` stored survives the death of any process. The death of the machine may take it back to an earlier commit,
-unless the log was synced since: records are then read again, never passed over.
+**Durability.** A stored commit survives a crash of any process. A crash of the machine may restore an earlier commit, unless the log was
+synced since: records are then read again, never skipped.
 
-**After a crash of the machine** a place may lie where the log was cut off or written anew. So a place counts only if the frame there has
-the sequence that was committed; otherwise the sequence is looked up.
+**After a crash of the machine** the log may be cut off or rewritten at a position. So a position counts only if the frame there has the
+committed sequence; otherwise the sequence is looked up.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ if TYPE_CHECKING:
     from kvspool.spool.pair import Pair
     from kvspool.spool.search import Place
 
-AFTER_DEATH = 50  # looks, 2 ms apart, at a lock whose holder has ended
+AFTER_DEATH = 50  # polls, 2 ms apart, of a lock whose holder has ended
 
 
 class SpoolReader(Reader):
     """A durable reader of a spool.
 
-    In a forked child it opens anew when it is used, from the last commit, which fails with ReaderBusy as long as the parent has it open.
+    In a forked child it is opened again on use, from the last commit. That fails with ReaderBusy while the parent has it open.
     """
 
     _slots: slots.Slots
     _slot: slots.Slot
     _committed: format.Commit
-    _place: Place  # behind what was handed out
+    _place: Place  # after the last returned item
 
     def __init__(
         self, live: Callable[[], Pair], name: str, start: Start, timeout: float, isolation: Isolation = "appended"
@@ -65,8 +65,8 @@ class SpoolReader(Reader):
         self._file: Descriptor | None = None
         self._process = -1  # that took the lock
         self._is_closed = False
-        self._place_in: Pair | None = None  # the files in which the position of `_place` counts
-        self._turn: object = None  # of the iterator that may have copied records out in advance
+        self._place_in: Pair | None = None  # the files to which the position of `_place` belongs
+        self._turn: object = None  # of the iterator that may have prefetched records
         self._iterations = Iterations()
         self._attach()
         forks.register(self)
@@ -109,7 +109,7 @@ class SpoolReader(Reader):
         self._store(pair)
         machine.fence()
         while pair.may_have_moved:
-            # Who resizes the log may have copied the slot before we stored: wait until that is over, and look where the log lies then.
+            # A resize may have copied the slot before we stored: wait until it is over, and then check where the log is.
             with self._appending():
                 pass
             before, pair = pair, self._pair()
@@ -119,11 +119,11 @@ class SpoolReader(Reader):
         return self.sequence
 
     def _store(self, pair: Pair) -> None:
-        """Store the reader's place in its slot in these files."""
+        """Store the reader's position in its slot in these files."""
         if not pair.header.policy:
             self._committed = self._slot.move(self._place, system.port.now(), self._committed)
         elif self._place[0] < self._committed.position or self._slot.is_evicted(self._committed):
-            # No writer may overwrite anything meanwhile, and all must look again afterwards.
+            # No writer may overwrite anything meanwhile, and all must reread the slots afterwards.
             with self._appending():
                 self._slots.announce()
                 self._committed = self._slot.move(self._place, system.port.now(), self._committed)
@@ -132,7 +132,7 @@ class SpoolReader(Reader):
             self._committed = self._slot.move(self._place, system.port.now(), before)
             machine.fence()
             if self._slot.is_evicted(before):
-                # A writer gave the reader up just now, and may not have seen this commit.
+                # A writer has just evicted the reader, and may not have seen this commit.
                 with self._appending():
                     self._slots.announce()
 
@@ -149,7 +149,7 @@ class SpoolReader(Reader):
     def lag(self) -> Lag:
         return measure(self._pair().reader(0, 0), self._place)
 
-    # Open and closed.
+    # Opening and closing.
 
     @property
     def closed(self) -> bool:
@@ -175,11 +175,11 @@ class SpoolReader(Reader):
     # Inside.
 
     def _pair(self) -> Pair:
-        """Return the open files; in a forked child, take the slot anew first."""
+        """Return the open files; in a forked child, take the slot again first."""
         if self._is_closed:
             raise Closed(self._closed_words())
         if self._file is not None and self._process != system.port.process_id():
-            self.forked()  # a raw fork, of which nobody told
+            self.forked()  # a raw fork without notification
         if self._file is None:
             self._attach()
         pair = self._live()
@@ -188,7 +188,7 @@ class SpoolReader(Reader):
         return pair
 
     def _move(self, pair: Pair) -> None:
-        """Go on in the files in which the log lies since it was resized. The slot has its number there, and its lock is the same."""
+        """Continue in the log's files after a resize. The slot has the same number there, and the same lock."""
         all_slots = slots.Slots(pair.control, pair.header.log_id)
         slot = all_slots.slot(self._slot.number)
         self._committed = slot.commit()
@@ -198,7 +198,7 @@ class SpoolReader(Reader):
         self._turn = None
 
     def _attach(self) -> None:
-        """Take the slot and its lock, and stand at the place that was committed."""
+        """Take the slot and its lock, and move to the committed position."""
         with administering(self._live, self._timeout) as admin:
             pair = admin.pair
             self._slots = slots.Slots(pair.control, pair.header.log_id)
@@ -218,7 +218,7 @@ class SpoolReader(Reader):
             self._file = admin.keep()
 
     def _take(self, pair: Pair, file: Descriptor, slot: slots.Slot) -> None:
-        """Make a free slot this reader's. Where writers wait for readers, none may overwrite anything meanwhile."""
+        """Assign a free slot to this reader. If writers wait for readers, none may overwrite anything meanwhile."""
         with _appending(pair, file, self._timeout) if pair.header.policy else _nothing():
             self._place = self._find(pair, self._start)
             if pair.header.policy:
@@ -246,13 +246,13 @@ class SpoolReader(Reader):
         if file is not None:
             locks.give_back(file, self._process)
 
-    # For the iterators.
+    # For iterators.
 
     def _cursor(self, end: Place | None) -> Cursor:
         return _Cursor(self._pair(), self._place, end, self)
 
     def _may_wait_for(self, sequence: int) -> bool:
-        """Return whether writers were to keep the record `sequence` for this reader."""
+        """Return whether writers had to keep the record `sequence` for this reader."""
         return bool(self._live().header.policy) and sequence >= self._committed.sequence
 
 
@@ -268,16 +268,16 @@ class _Cursor(Cursor):
 
 
 class _Turns(Reading):
-    """Moves the reader's place with everything that it hands out.
+    """Moves the reader's position with every item that it returns.
 
-    Several iterators of a reader take turns: each begins where the reader stands, and what another one had copied out in advance is
-    dropped. `seek` works the same way, even in the midst of a loop.
+    Several iterators of a reader alternate: each begins at the reader's position, and records prefetched by another one are dropped. `seek`
+    has the same effect, even within a loop.
     """
 
     _owner: SpoolReader
     _turn: object
     _record: Callable[..., Record]
-    _places: dict[int, Place]  # behind each record that was copied out, by its sequence
+    _places: dict[int, Place]  # position after each prefetched record, by its sequence
 
     def _belong_to(self, owner: SpoolReader) -> None:
         self._owner = owner
@@ -310,7 +310,7 @@ class _Turns(Reading):
         except (GapError, StopIteration):
             raise
         except BaseException:
-            owner._turn = None  # interrupted: what was copied out counts as not handed out
+            owner._turn = None  # interrupted: prefetched records count as not returned
             raise
 
     def _next_item(self) -> Any:
@@ -319,7 +319,7 @@ class _Turns(Reading):
         except (GapError, StopIteration):
             is_moved = self.cursor.sequence > self._owner.sequence  # after a Gap that was raised or skipped
             is_in_turn = self._owner._turn is self._turn  # otherwise a seek since the last item counts
-            if is_moved and is_in_turn and not self._is_closed:  # closed, it may have dropped records that were copied out
+            if is_moved and is_in_turn and not self._is_closed:  # once closed, it may have dropped prefetched records
                 self._owner._place = (self.cursor.reader.position, self.cursor.reader.sequence)
             raise
         if isinstance(item, Gap):
@@ -329,7 +329,7 @@ class _Turns(Reading):
         return item
 
     def _begin_anew(self) -> None:
-        """Go on where the reader stands now."""
+        """Continue at the reader's present position."""
         lost = self.cursor.lost
         end, pair = self.cursor.end, self._owner._pair()
         if end is not None and pair is not self.cursor.pair:
@@ -344,7 +344,9 @@ class _Turns(Reading):
 
 
 def _noting(places: dict[int, Place], reader: FrameReader, record: Callable[..., Record]) -> Callable[..., Record]:
-    """Return `record`, which also notes the place behind each one. No method: a dropped iterator must release its place at once."""
+    """Return `record`, which also stores the position after each one. Not a method: a dropped iterator must release its position at
+    once.
+    """
 
     def note(sequence: int, *fields: Any) -> Record:
         places[sequence] = (reader.position, sequence + 1)
@@ -354,7 +356,7 @@ def _noting(places: dict[int, Place], reader: FrameReader, record: Callable[...,
 
 
 class _Taking(_Turns):
-    """What is there now, up to `end`; None: whatever is there at each call."""
+    """The present records, up to `end`; None: those present at each call."""
 
     def __init__(self, owner: SpoolReader, limit: int | None, on_gap: OnGap, end: Place | None) -> None:
         super().__init__(owner._cursor(end), limit, on_gap)
@@ -362,7 +364,7 @@ class _Taking(_Turns):
 
 
 class _Waiting(_Turns, Following):
-    """What is there, and what comes."""
+    """The present records, and new ones."""
 
     def __init__(self, owner: SpoolReader, limit: int | None, on_gap: OnGap, timeout: float | None, spin: float) -> None:
         Following.__init__(self, owner._cursor(None), limit, on_gap, check_timeout(timeout), spin=spin)
@@ -370,7 +372,7 @@ class _Waiting(_Turns, Following):
 
 
 class Admin(Handle):
-    """A descriptor that holds the admin lock, and what else was locked through it."""
+    """A descriptor that holds the admin lock, and further locks."""
 
     def __init__(self, pair: Pair, file: Descriptor) -> None:
         self.pair = pair
@@ -381,7 +383,7 @@ class Admin(Handle):
     def lock(self, slot: slots.Slot) -> None:
         """Take the lock of a reader's slot. Raises ReaderBusy.
 
-        Whoever was killed may hold it for a moment more, while somebody else looks at his descriptors in /proc.
+        A killed process may hold it for a moment longer, while another process reads its descriptors in /proc.
         """
         for _ in range(AFTER_DEATH):
             if system.port.try_lock(self.fd, format.READER_LOCKS + slot.number):
@@ -396,7 +398,7 @@ class Admin(Handle):
         for slot in map(all_slots.slot, format.SLOTS):
             if not slot.is_taken and system.port.try_lock(self.fd, format.READER_LOCKS + slot.number):
                 return slot
-        raise TooManyReaders(f"{self.pair.path} has {len(format.SLOTS)} durable readers, which is all that it can have; delete one")
+        raise TooManyReaders(f"{self.pair.path} has {len(format.SLOTS)} durable readers, which is the maximum; delete one")
 
     def keep(self) -> Descriptor:
         """Return the descriptor with its slot's lock; it stays open."""
@@ -406,7 +408,7 @@ class Admin(Handle):
 
 @contextmanager
 def administering(live: Callable[[], Pair], timeout: float) -> Iterator[Admin]:
-    """Hold the admin lock inside the `with` block, on a descriptor of its own; meanwhile nobody resizes the log that `live` returns."""
+    """Hold the admin lock for the `with` block, on its own descriptor; meanwhile no process resizes the log that `live` returns."""
     pair = live()
     if not pair.can_ask:
         raise pair.refusal("keep readers in")
@@ -434,10 +436,10 @@ def _nothing() -> Iterator[None]:
 
 
 def resume(reader: FrameReader, name: str, commit: format.Commit) -> Place:
-    """Return the place that a commit stands for now."""
+    """Return the present position of a commit."""
     tail, next_sequence, _ = reader.mark()
     if commit.position < reader.head():
-        return commit.position, commit.sequence  # overrun: the next look says what is lost
+        return commit.position, commit.sequence  # overrun: the next read reports the lost records
     if commit.position < tail and reader.sequence_at(commit.position, tail) == commit.sequence:
         return commit.position, commit.sequence
     if (commit.position, commit.sequence) == (tail, next_sequence):
@@ -445,11 +447,11 @@ def resume(reader: FrameReader, name: str, commit: format.Commit) -> Place:
     try:
         return search.find(reader, commit.sequence)
     except OutOfRange as error:
-        raise Corruption(f"the reader {name!r} is ahead of the log: {error}; delete it, and begin with a new one") from error
+        raise Corruption(f"the reader {name!r} is ahead of the log: {error}; delete it, and create a new one") from error
 
 
 def measure(reader: FrameReader, place: Place) -> Lag:
-    """Return the lag of a place."""
+    """Return the lag of a position."""
     tail, next_sequence, _ = reader.mark()
     position, sequence = place
     if position < reader.head() or position > tail:
@@ -461,7 +463,7 @@ def measure(reader: FrameReader, place: Place) -> Lag:
 
 
 def listing(pair: Pair) -> list[ReaderStats]:
-    """Return what is known of each durable reader, by name."""
+    """Return the state of each durable reader, by name."""
     found = []
     for slot in slots.Slots(pair.control, pair.header.log_id).taken():
         is_open = pair.is_locked(format.READER_LOCKS + slot.number)
@@ -476,7 +478,7 @@ def listing(pair: Pair) -> list[ReaderStats]:
 
 
 def slowest(pair: Pair) -> str:
-    """Say which reader the writers wait for; a hint, since all of them may have moved on meanwhile."""
+    """Name the reader for which writers wait; a hint, since all of them may have moved on meanwhile."""
     waited_for = None
     for slot in slots.Slots(pair.control, pair.header.log_id).taken():
         commit = slot.newest()
@@ -485,15 +487,15 @@ def slowest(pair: Pair) -> str:
         if not slot.is_evicted(commit) and (waited_for is None or commit.position < waited_for[1].position):
             waited_for = slot, commit
     if waited_for is None:
-        return "no reader is left to wait for; try again"
+        return "no reader has pending records any more; try again"
     slot, commit = waited_for
     is_open = pair.is_locked(format.READER_LOCKS + slot.number)
     behind = measure(pair.reader(0, 0), (commit.position, commit.sequence)).records
-    return f"the reader {slot.name!r} has {behind} records to go ({f'open in {slot.holder}' if is_open else 'not open'})"
+    return f"the reader {slot.name!r} has {behind} pending records ({f'open in {slot.holder}' if is_open else 'not open'})"
 
 
 def delete(live: Callable[[], Pair], name: str | int, timeout: float) -> None:
-    """Free the slot of a reader, or the slot of this number."""
+    """Free the slot of a reader by name, or by number."""
     with administering(live, timeout) as admin:
         pair = admin.pair
         all_slots = slots.Slots(pair.control, pair.header.log_id)

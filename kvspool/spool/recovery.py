@@ -1,40 +1,40 @@
-"""After a crash of the machine: find out from the frames what the log holds, and make the control block say so.
+"""After a crash of the machine: determine from the frames what the log contains, and restore the control block.
 
-**A restored control block.** An older copy of spool.ctl beside a newer spool.dat is the same case: the control block can't be believed,
-and the frames can. Its epoch may name this start of the machine; the echoes of tail and head in spool.dat tell then, see `restored`. A pair
-that was copied or restored together agrees, and is used as it is.
+**A restored control block.** An older copy of spool.ctl with a newer spool.dat is the same case: the control block can't be trusted, the
+frames can. Its epoch may name the present boot; then the echoes of tail and head in spool.dat reveal it, see `restored`. A pair that was
+copied or restored together is consistent, and is used as it is.
 
-**What a crash leaves.** Pages reach the disk in any order and at any moment. So the control block may be ahead of the ring or behind
-it, and parts of the ring may be a lap or more older than others. Certain is only what a checkpoint says, and what a flush put on disk: no
-flush is done before a checkpoint that knows all of it is on disk, too.
+**After a crash,** pages have reached the disk in any order and at any moment. So the control block may be older or newer than the ring,
+and parts of the ring may be a lap or more older than others. Only checkpoints and flushed data are certain: no flush completes before a
+checkpoint that includes all of its data is on disk, too.
 
-**Truth.** Every frame whose checksum matches: it begins with the log id. A survey finds them all, once around the ring. Those with
-sequences that the checkpoint knows stand where they belong (see `checkpoints`); older ones are left over from earlier laps. The rest is
-newer than the checkpoint and lies behind its tail; the last of them is where the log ends. In the order of the ring from there on, a
-frame that comes behind one with a larger sequence is a leftover; every other one is kept. Bytes between kept frames are damage: a
-reader gets a Gap for them, and nothing is cut off there.
+**Truth** is every frame whose checksum, which begins with the log id, matches. A survey finds them all, once around the ring. Those with
+sequences of the checkpoint are at their positions (see `checkpoints`); older ones are leftovers of earlier laps. The others are newer than
+the checkpoint and after its tail; the last of them is the end of the log. In ring order from there on, a frame after one with a larger
+sequence is a leftover; every other one is kept. Bytes between kept frames are damage: a reader gets a Gap for them, and nothing is cut off
+there.
 
-**Leftovers are erased.** Every sound frame that is not kept although its sequence is one that the log still counts with gets a 0
-over its first word: it was given up or never promised, and must not be found again in a hole. So does a damaged frame that would reach
-over what is kept behind it: a writer that makes room would pass over that. Other damaged bytes stay as they are. After that
-every sound frame from `min_seq` on stands where it belongs, which is what the next checkpoint says.
+**Leftovers are erased.** The first word of every sound frame that is not kept, although its sequence still counts, is set to 0: it was
+dropped or never published, and must not be found again in a hole. The same is done to a damaged frame that would extend over kept frames: a
+writer that makes room would skip those. Other damaged bytes stay as they are. After that every sound frame from `min_seq` on is at its
+position, as the next checkpoint states.
 
-**Numbers.** The next sequence is a multiple of 2**32, at least 2**31 after the last one known: a reader may have seen records that
-the crash took, and no number is ever given to two. It is a later multiple than any earlier recovery's, so open handles notice: keys that
-they know may be lost, see `keys`.
+**Numbers.** The next sequence is a multiple of 2**32, at least 2**31 after the last known one: a reader may have seen records that the
+crash took, and no number is ever used twice. It is a later multiple than any earlier recovery's, so open handles notice it: keys that they
+know may be lost, see `keys`.
 
-**Keys.** Where the control block may be an older copy its key table may have lost keys that records name; see `lost_keys`.
+**Keys.** If the control block may be an older copy, its key table may have lost keys that records name; see `lost_keys`.
 
-**Durable readers** keep their sequence. Their position is that of the record with this sequence, or of what comes next, in
-the recovered log. A commit that is ahead of what was recovered stays ahead: its reader gets a Gap, and no record twice.
+**Durable readers** keep their sequence. Their position is that of the record with this sequence, or of the next one, in the recovered log.
+A commit ahead of the recovered log stays ahead: its reader gets a Gap, and no record twice.
 
-**Interrupted.** What is kept does not depend on what is rejected, on the control block's words or on the commits. So a recovery can be
-killed at any store, and gives the same result when it is run again. Once its epoch is sealed, only the checkpoint is left to do. The
-checkpoint says that no leftovers are to be found, so the ring is on disk before it is written.
+**Interrupted.** The kept records do not depend on the rejected ones, the control block's words or the commits. So a recovery can be killed
+at any store, and gives the same result when it is repeated. Once its epoch is sealed, only the checkpoint is left to write. The checkpoint
+states that there are no leftovers, so the ring is on disk before it is written.
 
-**After a flush that failed**, this recovery's own or an earlier one, the kernel takes pages for written that are not on disk, and the next
-flush would report success that never was. So the log is poisoned then, and a recovery of a poisoned log stores every page anew before its
-first flush: the checkpoint that speaks of all of it comes after that flush.
+**After a failed flush** of this or an earlier recovery, the kernel treats pages as written that are not on disk, and the next flush would
+report a false success. So the log is poisoned then. A recovery of a poisoned log stores every page again before its first flush, and writes
+its checkpoint after that flush.
 """
 
 from __future__ import annotations
@@ -63,16 +63,16 @@ if TYPE_CHECKING:
     from kvspool.spool.pair import Pair
 
 STRIDE = format.STRIDE
-SPARE = 1 << 31  # sequences that may have been given out without a trace on disk
+SPARE = 1 << 31  # sequences that may have been assigned without a trace on disk
 
 
 class RecoveryReport(msgspec.Struct, frozen=True):
-    """What a recovery found, kept and missed.
+    """The result of a recovery.
 
     case: the name of the decision, see `CASES`. recovered: ns since the Unix epoch. checkpoint: "A", "B" or "none". head, tail: positions
-    between which the log lies now; records, first_sequence, last_sequence: what is kept there (last < first: nothing); next_sequence: of
-    the next record. damaged_records: sequences missing that should be there; damaged: the places, the first 1000 of them. cut_records,
-    cut_bytes: what the control block knew of and is not there, behind the end. erased_records: leftovers of earlier laps.
+    of the recovered log; records, first_sequence, last_sequence: the kept ones (last < first: none); next_sequence: of the next record.
+    damaged_records: missing sequences; damaged: the places, the first 1000 of them. cut_records, cut_bytes: records of the control block
+    after the end, which were not found. erased_records: leftovers of earlier laps.
     """
 
     path: str
@@ -94,20 +94,20 @@ class RecoveryReport(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         words = f"{self.path}: recovered ({self.case}): {self.records} records kept"
         if self.cut_records or self.cut_bytes:
-            words += f", {self.cut_records} records ({self.cut_bytes} bytes) that were not synced are gone"
+            words += f", {self.cut_records} records ({self.cut_bytes} bytes) that were not synced are lost"
         if self.damaged_records:
             words += f", {self.damaged_records} records are damaged"
-        return f"{words}; the log ends at position {self.tail} and goes on with sequence {self.next_sequence}"
+        return f"{words}; the log ends at position {self.tail} and continues with sequence {self.next_sequence}"
 
 
-# The decision, as data: conditions, and the values that each can have.
+# The decision, as data: conditions, and their possible values.
 CONDITIONS: dict[str, tuple[str, ...]] = {
-    # The last sound frame: there is none; the checkpoint knows it, as its last one or not; it came after the checkpoint.
+    # The last sound frame: none; included in the checkpoint, as its last one or not; or newer.
     "newest": ("none", "last", "known", "newer"),
-    # Whether the ring holds all from the checkpoint's head to the end of that frame.
+    # Whether the ring can hold all from the checkpoint's head to the end of that frame.
     "room": ("fits", "over"),
-    # Whether frames that are newer than the checkpoint lie behind the last one. Later: yes, of the lap before, and all that the
-    # checkpoint knew was given up. Doubtful: or else the last one is of a writer that was killed before it published it.
+    # Whether frames newer than the checkpoint follow the last one. Later: yes, of the previous lap, and all frames of the checkpoint were
+    # dropped. Doubtful: or else the last one is of a writer that was killed before it published it.
     "lap": ("same", "doubtful", "later"),
     # The tail in the control block, compared to the end; unknown: it has no mark.
     "recorded": ("behind", "at", "ahead", "unknown"),
@@ -116,7 +116,7 @@ ANY = "any"
 
 
 class Case(NamedTuple):
-    """Conditions, and what follows from them: where the log ends, which frames count, and whether something is reported as cut."""
+    """Conditions, and the conclusions: the end of the log, the frames that count, and whether records are reported as cut."""
 
     name: str
     newest: str
@@ -131,25 +131,25 @@ class Case(NamedTuple):
 _NOT_AHEAD = ("behind", "at", "unknown")
 
 CASES = (
-    # Nothing there: the log was empty, or all that the checkpoint knew is damaged.
+    # No record: the log was empty, or all records of the checkpoint are damaged.
     Case("no record found", "none", ANY, ANY, _NOT_AHEAD, "checkpoint", "all", False),
     Case("no record found, unsynced ones lost", "none", ANY, ANY, "ahead", "checkpoint", "all", True),
-    # The newest frame ends before the checkpoint does: what was synced last is damaged, and is not overwritten.
+    # The newest frame ends before the checkpoint does: the last synced records are damaged, and are not overwritten.
     Case("synced records damaged at the end", "known", ANY, ANY, _NOT_AHEAD, "checkpoint", "all", False),
     Case("synced records damaged at the end, unsynced ones lost", "known", ANY, ANY, "ahead", "checkpoint", "all", True),
-    # Nothing but what was synced.
+    # Only synced records.
     Case("as it was synced", "last", ANY, ANY, _NOT_AHEAD, "checkpoint", "all", False),
     Case("as it was synced, unsynced records lost", "last", ANY, ANY, "ahead", "checkpoint", "all", True),
-    # What was synced, and more.
+    # Synced records, and later ones.
     Case("rolled forward", "newer", "fits", "same", _NOT_AHEAD, "newest", "all", False),
     Case("rolled forward, unsynced records lost", "newer", "fits", "same", "ahead", "newest", "all", True),
-    # Newer frames have begun to overwrite the oldest ones that the checkpoint knew.
+    # Newer frames have begun to overwrite the oldest ones of the checkpoint.
     Case("oldest records overwritten", "newer", "over", "same", _NOT_AHEAD, "newest", "all", False),
     Case("oldest records overwritten, unsynced ones lost", "newer", "over", "same", "ahead", "newest", "all", True),
-    # Perhaps a lap on; what was synced wins where the two can't be told apart.
+    # Perhaps a lap later; synced records win if the two can't be distinguished.
     Case("perhaps a lap on", "newer", ANY, "doubtful", _NOT_AHEAD, "newest", "all", False),
     Case("perhaps a lap on, unsynced records lost", "newer", ANY, "doubtful", "ahead", "newest", "all", True),
-    # Newer frames went on into a further lap: all that the checkpoint knew was given up.
+    # Newer frames continued into a further lap: all records of the checkpoint were dropped.
     Case("a lap on", "newer", ANY, "later", _NOT_AHEAD, "newest", "newer", False),
     Case("a lap on, unsynced records lost", "newer", ANY, "later", "ahead", "newest", "newer", True),
 )
@@ -171,7 +171,7 @@ def matches(case: Case, conditions: dict[str, str]) -> bool:
 
 
 class Findings(NamedTuple):
-    """What is true of a log, and how it was found out."""
+    """The facts about a log, and how they were determined."""
 
     case: Case
     checkpoint: str
@@ -184,10 +184,10 @@ class Findings(NamedTuple):
 
 
 def examine(memory: Memory, echo: int | None = None) -> Findings:
-    """Find out what the log holds, without changing anything. echo: where the last publication ended, if only the control block is old."""
+    """Determine the contents of the log, without changing anything. echo: end of the last publication, if only the control block is old."""
     which, checkpoint = checkpoints.newest(memory.front, memory.header)
     published = None if echo is None else restored.checkpoint(memory, echo)
-    given_out = checkpoint.next_seq  # by a recovery, perhaps, without a record that tells
+    given_out = checkpoint.next_seq  # possibly by a recovery, without a record after it
     checkpoint = published or checkpoint
     found, pads = _survey(memory, checkpoint)
     left: list[Run] = []
@@ -229,7 +229,7 @@ def examine(memory: Memory, echo: int | None = None) -> Findings:
 
 
 def _decide(memory: Memory, checkpoint: format.Checkpoint, newest: Run | None, end: int, lap: str) -> tuple[Case, tuple[int, int] | None]:
-    """Return the case of a log that ends at a position with this run, and what the control block says of the end."""
+    """Return the case of a log that ends at a position with this run, and the end according to the control block."""
     recorded = _recorded(memory, end)
     case = decide(
         {
@@ -243,17 +243,17 @@ def _decide(memory: Memory, checkpoint: format.Checkpoint, newest: Run | None, e
 
 
 def next_multiple(sequence: int) -> int:
-    """Return the sequence with which a recovered log goes on whose last known next one is `sequence`."""
+    """Return the next sequence of a recovered log whose last known next one is `sequence`."""
     return -(-(sequence + SPARE) // STRIDE) * STRIDE
 
 
 def _survey(memory: Memory, checkpoint: format.Checkpoint) -> tuple[list[Run], list[Run]]:
-    """Return all runs and all pads that are no leftovers by the checkpoint's word, once around the ring from its head on."""
+    """Return all runs and all pads that are not leftovers according to the checkpoint, once around the ring from its head on."""
     survey = memory.survey()
     runs: list[Run] = []
     pads: list[Run] = []
     position = checkpoint.head
-    # A run ends where the checkpoint does, and where what was synced before it does.
+    # Split each run at the end of the checkpoint, and at the end of the records synced before it.
     for stop in (max(checkpoint.head, checkpoint.synced), checkpoint.tail, checkpoint.head + memory.header.capacity):
         while survey.next_run(position, stop, checkpoint.min_seq, checkpoint.next_seq):
             run = Run(survey.start, survey.position, survey.first, survey.last, survey.newest, survey.frames)
@@ -271,7 +271,7 @@ def _survey(memory: Memory, checkpoint: format.Checkpoint) -> tuple[list[Run], l
 
 
 def _crosses(run: Run, checkpoint: format.Checkpoint) -> bool:
-    """Return whether a run has a known frame that reaches over the checkpoint's tail. A killed writer has put it."""
+    """Return whether a run has a known frame that extends over the checkpoint's tail. A killed writer has put it."""
     return run.first < checkpoint.next_seq and run.start < checkpoint.tail < run.end
 
 
@@ -279,17 +279,17 @@ def _is_doubtful(run: Run, checkpoint: format.Checkpoint, capacity: int) -> bool
     """Return whether a killed writer may have put a run before the checkpoint; see `doubtful`."""
     if run.first < checkpoint.next_seq:
         return False
-    # One that goes on by more than fits into what it leaves unpublished, a quarter of the ring at most, is truly of the next lap.
+    # A run that continues for more than a writer leaves unpublished, at most a quarter of the ring, belongs to the next lap.
     return checkpoint.synced <= run.start < checkpoint.tail and run.last - checkpoint.next_seq <= (capacity // frames.HEADER >> 2) + 2
 
 
 def _behind(run: Run, checkpoint: format.Checkpoint, capacity: int) -> int:
-    """Return how far behind the checkpoint's tail a run stands that the checkpoint doesn't know: at least so far."""
+    """Return the minimum distance after the checkpoint's tail of a run that the checkpoint doesn't know."""
     return 0 if run.first < checkpoint.next_seq else (run.start - checkpoint.tail) % capacity
 
 
 def _newest(run: Run | None, checkpoint: format.Checkpoint) -> str:
-    """Return what the last sound frame, the last one of this run, is to the checkpoint."""
+    """Return the relation of the last sound frame, the last one of this run, to the checkpoint."""
     if run is None:
         return "none"
     if run.first >= checkpoint.next_seq:
@@ -298,31 +298,31 @@ def _newest(run: Run | None, checkpoint: format.Checkpoint) -> str:
 
 
 def _end(run: Run | None, checkpoint: format.Checkpoint, capacity: int) -> int:
-    """Return where the log ends whose last sound frame is the last one of this run, at least: the checkpoint's tail, or behind it."""
+    """Return the least end of a log whose last sound frame is the last one of this run: the checkpoint's tail, or after it."""
     if run is None or run.first < checkpoint.next_seq:
         return checkpoint.tail
     return run.end if run.start >= checkpoint.tail else run.end + capacity
 
 
 def _into(run: Run, end: int, capacity: int) -> Run:
-    """Return the run as it stands in the lap that ends at position `end`."""
+    """Return the run at its position in the lap that ends at position `end`."""
     return run.moved((end - 1 - run.start) // capacity * capacity)
 
 
 def _lap(runs: list[Run], newest: Run, end: int, checkpoint: format.Checkpoint, capacity: int) -> str:
-    """Return whether the log went on for a lap after it first came by `end`, where its last sound frame ends; see `CONDITIONS`.
+    """Return whether the log continued for a lap after it first passed `end`, where its last sound frame ends; see `CONDITIONS`.
 
-    It decides by the frames that are kept then, and by what is never erased, so that it decides the same when it is run again.
+    It decides by frames that are then kept, and by bytes that are never erased, so that a repeated recovery decides the same.
     """
     moved = [(_into(run, end, capacity), run) for run in runs]
     before = sorted(new for new, run in moved if run.first >= checkpoint.next_seq and new.start < checkpoint.tail)
     if not before:
         return "same"
     if max(run.last for run in before) == newest.last:
-        return "doubtful"  # a number that was put twice
+        return "doubtful"  # a number that was used twice
     if not any(run.first < checkpoint.next_seq and _is_known(run, end, checkpoint, capacity) for run in runs):
-        return "later"  # and nothing that was synced is at stake
-    # A killed writer leaves at most a quarter of the ring unpublished. So many records can't lie between what one left and the next one's.
+        return "later"  # and no synced record is endangered
+    # A killed writer leaves at most a quarter of the ring unpublished. Between the leftovers of two of them there can't be so many records.
     if newest.last - before[0].first > (capacity // frames.HEADER >> 1) + 2:
         return "later"
     # More records were appended than fit between the checkpoint and here.
@@ -330,12 +330,12 @@ def _lap(runs: list[Run], newest: Run, end: int, checkpoint: format.Checkpoint, 
 
 
 def _is_known(run: Run, end: int, checkpoint: format.Checkpoint, capacity: int) -> bool:
-    """Return whether a run that the checkpoint knows is still there if the log ends at `end`."""
+    """Return whether a run of the checkpoint still exists if the log ends at `end`."""
     return run.start >= end - capacity and run.end <= checkpoint.tail
 
 
 def _sort(memory: Memory, runs: list[Run], case: Case, tail: int, checkpoint: format.Checkpoint) -> tuple[list[Run], list[Run]]:
-    """Return the runs that are kept, in order, and what is left over from earlier laps."""
+    """Return the kept runs, in order, and the leftovers of earlier laps."""
     capacity = memory.header.capacity
     rejected: list[Run] = []
     found: list[Run] = []
@@ -351,7 +351,7 @@ def _sort(memory: Memory, runs: list[Run], case: Case, tail: int, checkpoint: fo
             rejected.append(run)
     found.sort()
     kept, again = _ascending(memory, found)
-    # A killed writer may have left a run just after the end, under numbers that were given again. It must not cost the records before it.
+    # A killed writer may have left a run just after the end, with numbers that were reused. It must not cost the records before it.
     while again and found[0].first >= checkpoint.next_seq:
         others, others_again = _ascending(memory, found[1:])
         if sum(run.frames for run in others) <= sum(run.frames for run in kept):
@@ -379,7 +379,7 @@ def _unannounced(pads: list[Run], kept: list[Run], capacity: int) -> list[Run]:
 
 
 def _split(memory: Memory, run: Run, last: int) -> tuple[list[Run], list[Run]]:
-    """Return the part of a run up to the sequence `last`, and the part behind it; each is one run or none."""
+    """Return the part of a run up to the sequence `last`, and the part after it; each is one run or none."""
     if run.first > last:
         return [], [run]
     if run.last <= last:
@@ -411,7 +411,7 @@ def _compare(recorded: tuple[int, int] | None, tail: int) -> str:
 
 
 def _has_made_room(memory: Memory, checkpoint: format.Checkpoint, tail: int) -> bool:
-    """Return whether writers gave up frames that the checkpoint knows. The echo of the head tells, even if they published nothing."""
+    """Return whether writers dropped frames of the checkpoint. The echo of the head shows it, even if they published nothing."""
     return tail - checkpoint.head > memory.header.capacity or restored.head_echo(memory.front) > checkpoint.head
 
 
@@ -432,7 +432,7 @@ def _damage(kept: list[Run], checkpoint: format.Checkpoint, tail: int, *, is_who
 
 
 def apply(memory: Memory, found: Findings) -> None:
-    """Erase what is left over, and make the control block say what was found. Nobody believes it before the epoch says that it is true."""
+    """Erase the leftovers, and store the findings in the control block. It is not trusted before the epoch marks it as true."""
     survey = memory.survey()
     for run in found.rejected:
         survey.erase(run.start, run.end, found.state.min_seq)
@@ -455,12 +455,12 @@ def apply(memory: Memory, found: Findings) -> None:
 
 
 def _place_readers(memory: Memory, survey: FrameSurvey, found: Findings) -> None:
-    """Let each durable reader's commit say where its next record lies now; its sequence stays."""
+    """Update each durable reader's commit with the new position of its next record; its sequence stays."""
     all_slots = slots.Slots(memory.control, memory.header.log_id)
     for slot in all_slots.taken():
         commit = slot.newest()
         if commit is None or commit.sequence > found.state.next_seq:
-            continue  # damaged: a person has to decide
+            continue  # damaged: the operator has to decide
         position = _place_of(survey, found, commit.sequence)
         if position != commit.position:
             slot.replace(position)
@@ -468,7 +468,7 @@ def _place_readers(memory: Memory, survey: FrameSurvey, found: Findings) -> None
 
 
 def _place_of(survey: FrameSurvey, found: Findings, sequence: int) -> int:
-    """Return where a reader that expects this sequence goes on: at its frame, or else behind the one before it."""
+    """Return the position of a reader that expects this sequence: its frame, or else the position after the previous one."""
     place = found.state.head
     for run in found.kept:
         if sequence <= run.last:
@@ -478,7 +478,7 @@ def _place_of(survey: FrameSurvey, found: Findings, sequence: int) -> int:
 
 
 def recover(memory: Memory, boot_id: bytes, now: int, *, is_forced: bool = False, echo: int | None = None) -> Findings | None:
-    """Make the control block true in this start of the machine; None if only the end of another one's work was left to do.
+    """Make the control block true in this boot of the machine; None if only the end of an interrupted recovery was left to do.
 
     Call it under the admin, sync, key and append locks. `is_forced`: from the beginning, whatever the epoch says. echo: see `examine`.
     Raises the system's OSError; the log is poisoned then.
@@ -489,7 +489,7 @@ def recover(memory: Memory, boot_id: bytes, now: int, *, is_forced: bool = False
 
 @contextmanager
 def poisoning(memory: Memory) -> Iterator[None]:
-    """Poison the log if the `with` block fails, so that the next recovery or repair doesn't believe that what it flushed is on disk."""
+    """Poison the log if the `with` block fails, so that the next recovery or repair doesn't rely on its flushes."""
     try:
         yield
     except OSError as error:
@@ -523,7 +523,7 @@ def _recover(memory: Memory, boot_id: bytes, now: int, is_forced: bool, echo: in
         slot, epoch = before
     memory.flush_control()
     _write_checkpoint(memory, boot_id, is_anew=is_anew)
-    # From now on the numbers of this epoch may be given out, so that must be on disk before anybody can get one.
+    # From now on the numbers of this epoch may be assigned, so it must be on disk before any process can get one.
     memory.flush_data()
     words = memory.control.cast("Q")
     words[frames.SYNC_ERROR] = 0
@@ -533,7 +533,7 @@ def _recover(memory: Memory, boot_id: bytes, now: int, is_forced: bool, echo: in
 
 
 def _write_checkpoint(memory: Memory, boot_id: bytes, *, is_anew: bool) -> None:
-    """Overwrite the older checkpoint with what the control block says, unless the newer one says so already, and is on disk."""
+    """Overwrite the older checkpoint with the state of the control block, unless the newer one has it already, and is on disk."""
     words = memory.control.cast("Q")
     mark = frames.MARKS
     state = checkpoints.State(words[frames.HEAD], words[frames.MIN_SEQ], words[mark], words[mark + 1], words[mark + 2])
@@ -544,7 +544,7 @@ def _write_checkpoint(memory: Memory, boot_id: bytes, *, is_anew: bool) -> None:
 
 
 def report(path: str, found: Findings, now: int) -> RecoveryReport:
-    """Return the report of what was found."""
+    """Return the report of the findings."""
     kept, state = found.kept, found.state
     return RecoveryReport(
         path=path,
@@ -585,7 +585,7 @@ class Files:
         return self._pair.reader(position, sequence)
 
     def ring_reader(self) -> FrameReader:
-        """Return a reader of the ring alone, which believes no word of the control block."""
+        """Return a reader of the ring alone, which trusts no word of the control block."""
         return FrameReader(self.ring, memoryview(bytes(len(self.control))), self._pair.seed, 0, 0)
 
     def rewrite(self) -> None:
@@ -600,11 +600,11 @@ class Files:
         system.port.flush_data(self._pair.control_fd)
 
     def account(self, kept: list[Run], *, is_forced: bool) -> None:
-        """Take what is not kept out of the producers' accounts, on disk."""
+        """Remove records that are not kept from the producers' accounts, on disk."""
 
         def there(first: int, count: int) -> list[tuple[int, int]]:
             oldest = kept[0].first if kept else first
-            before = [(first, min(first + count, oldest) - first)] if first < oldest else []  # overwritten since, by what is kept
+            before = [(first, min(first + count, oldest) - first)] if first < oldest else []  # overwritten since, by kept records
             parts = ((max(first, run.first), min(first + count, run.last + 1)) for run in kept)
             return before + [(begin, end - begin) for begin, end in parts if begin < end]
 
@@ -612,16 +612,16 @@ class Files:
 
 
 def touch(view: memoryview) -> None:
-    """Store the first byte of each page as it is, so that the kernel writes the page again. What is stored there needs one of our locks."""
+    """Rewrite the first byte of each page, so that the kernel writes the page again. Stores to these bytes need one of our locks."""
     for at in range(0, len(view), mmap.PAGESIZE):
         view[at] = view[at]
 
 
 @contextmanager
 def exclusively(pair: Pair, timeout: float) -> Iterator[None]:
-    """Hold every lock that recovery and repair need inside the `with` block, in the one order that there is."""
+    """Hold every lock that recovery and repair need, in the common order, for the `with` block."""
     with (
-        locks.held(pair.lock, format.ADMIN_LOCK, timeout, lambda: f"{pair.path} is being recovered or looked after by another process"),
+        locks.held(pair.lock, format.ADMIN_LOCK, timeout, lambda: f"{pair.path} is being recovered or maintained by another process"),
         locks.held(pair.lock, format.SYNC_LOCK, timeout, lambda: f"{pair.path} is being flushed by another process"),
         locks.held(pair.lock, format.KEYS_LOCK, timeout, lambda: f"{pair.path}: another process adds keys"),
         locks.appending(pair.append_lock, timeout, lambda: f"{pair.path} is locked by another process"),
@@ -630,10 +630,10 @@ def exclusively(pair: Pair, timeout: float) -> Iterator[None]:
 
 
 def settle(pair: Pair, timeout: float) -> RecoveryReport | None:
-    """Let the pair's control block be true: recover the log if it is not. This is what every opener does first.
+    """Ensure that the pair's control block is true: recover the log if it is not. Every opener does this first.
 
-    Returns the report if anything was to be done here. Raises Unrecovered without the right to write; LockTimeout if another process's
-    recovery takes longer than `timeout` seconds; Poisoned if the disk fails.
+    Returns the report if anything was to be done. Raises Unrecovered without write permission; LockTimeout if another process's recovery
+    takes longer than `timeout` seconds; Poisoned if the disk fails.
     """
     boot_id = system.port.boot_id()
     if is_true(pair, boot_id):
@@ -641,18 +641,18 @@ def settle(pair: Pair, timeout: float) -> RecoveryReport | None:
     if not pair.is_writable:
         is_behind = restored.is_behind(pair.front, pair.control)
         why = f"{format.CONTROL_FILE} is an older copy" if is_behind else "the machine was restarted since the log was written"
-        raise Unrecovered(f"{pair.path}: {why}; let a user who may write open it once") from pair.refusal("recover")
+        raise Unrecovered(f"{pair.path}: {why}; let a user with write permission open it once") from pair.refusal("recover")
     with exclusively(pair, timeout):
         return None if is_true(pair, boot_id) else recover_files(pair, boot_id)
 
 
 def is_true(pair: Pair, boot_id: bytes) -> bool:
-    """Return whether the control block can be believed in the start of the machine with this id."""
+    """Return whether the control block can be trusted in the boot with this id."""
     return epochs.is_true(pair.control, pair.header.log_id, boot_id) and not restored.is_behind(pair.front, pair.control)
 
 
 def recover_untrue(memory: Memory, boot_id: bytes, now: int) -> Findings | None:
-    """Recover the log if its control block is of another start of the machine, or an older copy; None if there was nothing to do."""
+    """Recover the log if its control block is of another boot of the machine, or an older copy; None if there was nothing to do."""
     echo = newer_end(memory, boot_id)
     if echo is None and is_epoch_true(memory, boot_id):
         return None
@@ -660,20 +660,20 @@ def recover_untrue(memory: Memory, boot_id: bytes, now: int) -> Findings | None:
 
 
 def newer_end(memory: Memory, boot_id: bytes) -> int | None:
-    """Return the position where the ring ends if the control block is of this start of the machine, but an older copy; None otherwise."""
+    """Return the end of the ring if the control block is of this boot of the machine, but an older copy; None otherwise."""
     is_behind = is_epoch_true(memory, boot_id) and restored.is_behind(memory.front, memory.control)
     return restored.confirm(memory) if is_behind else None
 
 
 def is_epoch_true(memory: Memory, boot_id: bytes) -> bool:
-    """Return whether the control block was made true in the start of the machine with this id."""
+    """Return whether the control block was made true in the boot with this id."""
     return epochs.is_true(memory.control, memory.header.log_id, boot_id)
 
 
 def recover_files(
     pair: Pair, boot_id: bytes, work: Callable[[Memory, bytes, int], Findings | None] = recover_untrue
 ) -> RecoveryReport | None:
-    """Under all locks: recover the log, by `work`, and say so in the process's log; None if there was nothing to do.
+    """Under all locks: recover the log by `work`, and log that; None if there was nothing to do.
 
     Raises Poisoned if the disk fails.
     """
@@ -682,7 +682,7 @@ def recover_files(
         found = work(Files(pair), boot_id, now)
     except OSError as error:
         if error.errno in (errno.EIO, errno.ENOSPC, errno.EDQUOT):
-            raise Poisoned(f"{pair.path}: a flush to disk failed during recovery ({error}); salvage copies what it holds") from error
+            raise Poisoned(f"{pair.path}: a flush to disk failed during recovery ({error}); salvage copies its records") from error
         raise
     if found is None:
         return None

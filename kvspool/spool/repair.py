@@ -1,15 +1,15 @@
-"""Put a log in order on a person's word: after a flush that failed, or when its control block is damaged.
+"""Repair a log on an operator's request: after a failed flush, or with a damaged control block.
 
-**What it does.** Under all locks it looks whether the control block says where the log ends; if not, the log is recovered from its frames
-as after a crash of the machine. Every page of both files is rewritten to disk: after a flush that failed the kernel takes
-them for written, and a flush of its own would report success that never was. Only when that has succeeded is a checkpoint written that
-speaks of it, and only when that is on disk is the log free of its `sync_error`, and takes records again. So after a crash of the machine
-at any moment, a recovery finds the state before the repair, or all of the repair.
+**Steps.** Under all locks it checks whether the control block gives the end of the log; if not, the log is recovered from its frames
+as after a crash of the machine. Every page of both files is rewritten to disk: after a failed flush the kernel treats them as written, and
+another flush would report a false success. Only when that has succeeded is a checkpoint written. Only when the checkpoint is on disk is the
+`sync_error` reset, and the log takes records again. So after a crash of the machine at any moment, a recovery finds the state before the
+repair, or the whole repair.
 
-**Killed**, it leaves a poisoned log, and can be run again: before it changes a control block it poisons the log.
+**Killed**, it leaves a poisoned log, and can be repeated: before it changes a control block it poisons the log.
 
-**What it doesn't do.** No damaged byte is changed, and a record that is damaged stays a Gap. No sound record is discarded while the control
-block says where the log ends. If it doesn't, the frames decide as after a crash of the machine: no synced record is discarded then.
+**Limits.** No damaged byte is changed, and a damaged record stays a Gap. No sound record is discarded while the control block
+gives the end of the log. If it doesn't, the frames decide as after a crash of the machine: no synced record is discarded then.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ TIMEOUT = 10.0  # seconds that a repair waits for each lock
 
 
 class RepairReport(msgspec.Struct, frozen=True):
-    """What a repair did.
+    """The result of a repair.
 
-    sync_error: errno of the flush that had failed, 0 if none had. recovery: the report, if the control block had to be made anew.
-    verify: what was found afterwards.
+    sync_error: errno of the failed flush, 0 if none had failed. recovery: the report, if the control block had to be recreated. verify: the
+    state afterwards.
     """
 
     path: str
@@ -48,11 +48,11 @@ class RepairReport(msgspec.Struct, frozen=True):
 
 
 def repair(path: str | os.PathLike[str], *, timeout: float = TIMEOUT) -> RepairReport:
-    """Put the log at `path` in order, and let it take records again. Everything that it holds is on disk when the call returns.
+    """Repair the log at `path`, and let it take records again. All of it is on disk when the call returns.
 
     timeout: seconds to wait for each lock. Raises LockTimeout while a writer holds the log; Poisoned if the disk still fails: then the log
-    stays as it was, and `salvage` copies what it holds. LogNotFound, FormatError, Corruption where not even the headers are sound: only
-    `salvage` helps then. PermissionError where one may only read.
+    is unchanged, and `salvage` copies its records. LogNotFound, FormatError, Corruption if not even the headers are sound: then only
+    `salvage` helps. PermissionError without write permission.
     """
     pair = Pair(Path(os.path.abspath(path)))
     try:
@@ -78,12 +78,12 @@ def mend(memory: Memory, boot_id: bytes, now: int) -> recovery.Findings | None:
             _write_anew(memory, boot_id)
         return None
     words = memory.control.cast("Q")
-    words[frames.SYNC_ERROR] = words[frames.SYNC_ERROR] or errno.EIO  # open handles must not append to a log that is half recovered
+    words[frames.SYNC_ERROR] = words[frames.SYNC_ERROR] or errno.EIO  # open handles must not append to a half-recovered log
     return recovery.recover(memory, boot_id, now, is_forced=True, echo=echo)
 
 
 def _makes_sense(reader: FrameReader) -> bool:
-    """Return whether the words of the control block can be true: there is a mark for the tail, and the oldest frame is where they say."""
+    """Return whether the words of the control block are possible: there is a mark for the tail, and the oldest frame is where they say."""
     try:
         tail, next_sequence, _ = reader.mark()
     except Corruption:
@@ -91,14 +91,14 @@ def _makes_sense(reader: FrameReader) -> bool:
     head, least = reader.word(frames.HEAD), reader.word(frames.MIN_SEQ)
     if head & 7 or not head <= tail <= head + reader.capacity or least > next_sequence:
         return False
-    # A writer that was killed may have stored a larger `min_seq` and not the head that belongs to it.
+    # A killed writer may have stored a larger `min_seq` without its head.
     if head < tail and not reader.sequence_at(head, tail) <= least:
         return False
     return bool(reader.find_frame(head, tail, next_sequence, frames.NOTHING) == tail)
 
 
 def _write_anew(memory: Memory, boot_id: bytes) -> None:
-    """Under all locks: put every page on disk, then a checkpoint that says so, then forget the flush that failed."""
+    """Under all locks: flush every page, then a checkpoint, then reset the error of the failed flush."""
     words = memory.control.cast("Q")
     state = checkpoints.state(memory.reader(0, 0))
     memory.rewrite()

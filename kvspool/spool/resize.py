@@ -1,23 +1,21 @@
 """Make a log larger or smaller while it is in use.
 
-A file that others have mapped is never shrunk, so a resize makes a new pair beside the old one, copies the records, and lets the two
-directories change places, which is one step. Sequences, timestamps, keys and durable readers stay what they were; positions don't.
+A file that others have mapped is never shrunk. So a resize creates a new pair next to the old one, copies the records, and exchanges the
+two directories atomically. Sequences, timestamps, keys and durable readers stay the same; positions don't.
 
-**Who has the log open goes on in the new pair.** Before the places are changed the word `moved` of the old pair is set: it means "look
-at the path". A writer looks at it under the append lock, a reader when it has come to the end of the old ring, a durable reader after
-each commit. The locks stay where they were: the new directory has a link to the file of the old locks, so that a reader that is
-open stays so, and writers of both pairs exclude each other.
+**Open handles continue in the new pair.** Before the exchange the word `moved` of the old pair is set: it means "check the path". A writer
+checks it under the append lock, a reader at the end of the old ring, a durable reader after each commit. The lock file stays the same: the
+new directory has a link to it, so that an open reader stays open, and writers of both pairs exclude each other.
 
-**What waits.** Most records are copied while others append; the rest, and what changes beside the records, under the append lock.
+**Waiting writers.** Most records are copied while others append; the rest, and other changing data, under the append lock.
 
-**A crash.** Killed before the places are changed, a resize leaves the old log as it was, and a directory under a temporary name; killed
-after it, that directory is the old log. The next resize removes it. The new pair is flushed before the change, the parent directory
-after it.
+**A crash.** Killed before the exchange, a resize leaves the old log unchanged, and a directory under a temporary name; killed after it,
+that directory is the old log. The next resize removes it. The new pair is flushed before the exchange, the parent directory after it.
 
-**No append before the flush of the parent directory.** The new pair begins with its word `moved` set, too, and the resize takes it back
-after that flush. If the flush fails, the resize is done all the same: everybody goes on in the new files, and NameNotDurable says so.
-Writers that find the word flush the directory themselves before they append (`Pair.stay`), so no crash of the machine that brings the old
-files back can cost a record that was appended to the new ones.
+**No append before the flush of the parent directory.** The new pair begins with its word `moved` set, too, and the resize resets it after
+that flush. If the flush fails, the resize is done nevertheless: all handles continue in the new files, and it raises NameNotDurable.
+Writers that find the word set flush the directory themselves before they append (`Pair.stay`). So no crash of the machine that restores the
+old files can cost a record appended to the new ones.
 """
 
 from __future__ import annotations
@@ -50,8 +48,8 @@ if TYPE_CHECKING:
     from kvspool.spool.search import Place
 
 BATCH = 256  # records copied at once
-NEARLY = 1 << 20  # bytes; no more than that is left to copy when writers have to wait
-ROUNDS = 8  # of copying what came meanwhile; then they wait for all the rest
+NEARLY = 1 << 20  # bytes; at most so many are left to copy while writers wait
+ROUNDS = 8  # of copying records appended meanwhile; then writers wait for the rest
 _SUFFIX = ".resize"  # of the temporary name
 _FILES = {format.CONTROL_FILE, format.DATA_FILE, format.LOCK_FILE, *pairs.LEDGER_FILES}
 
@@ -59,7 +57,10 @@ Progress = Callable[[int, int], None]
 
 
 class Resized(msgspec.Struct, frozen=True):
-    """What a resize did. capacity, before: bytes of the ring, now and before. records: that are kept. dropped: that had no room."""
+    """The result of a resize.
+
+    capacity, before: bytes of the ring, now and before. records: kept. dropped: records that had no room.
+    """
 
     path: str
     before: int
@@ -69,15 +70,15 @@ class Resized(msgspec.Struct, frozen=True):
 
 
 def resize(live: Callable[[], Pair], capacity: int, timeout: float, progress: Progress | None = None) -> Resized:
-    """Give the log whose open files `live` returns a ring of `capacity` bytes; see `kvspool.resize`."""
-    # Held open: a thread that closes the handle meanwhile leaves us the files, and they say whether the two have changed places.
+    """Change the log whose open files `live` returns to a ring of `capacity` bytes; see `kvspool.resize`."""
+    # Held open: if a thread closes the handle meanwhile, we keep the files, which show whether the two were exchanged.
     with administering(live, timeout) as admin, admin.pair.held_open():
         old = admin.pair
         path = Path(os.path.realpath(old.path))
         if not (old.can_write and old.can_ask):
             raise old.refusal("resize")
         if old.reader(0, 0).word(frames.SYNC_ERROR):
-            raise Poisoned(f"{path}: a flush to disk failed before; copy it to a sound disk")
+            raise Poisoned(f"{path}: an earlier flush to disk failed; copy it to a working disk")
         _refuse_others_files(path)
         _remove_leftovers(path)
         log_id = system.port.random(16)
@@ -92,7 +93,7 @@ def resize(live: Callable[[], Pair], capacity: int, timeout: float, progress: Pr
             if isinstance(error, OSError) and not isinstance(error, NameNotDurable):
                 error.add_note(f"while resizing the spool {path} to {capacity} bytes")
             if old.is_in_place():
-                pairs.discard(building)  # otherwise it is the old log, and the next resize removes it
+                pairs.discard(building)  # otherwise it is the old log, which the next resize removes
             raise
         pairs.discard(building)
         return done
@@ -101,12 +102,12 @@ def resize(live: Callable[[], Pair], capacity: int, timeout: float, progress: Pr
 def _refuse_others_files(path: Path) -> None:
     others = set(system.port.names(path)) - _FILES
     if others:
-        words = f"the log's directory holds other files ({', '.join(sorted(others)[:3])}); move them away before it is resized"
+        words = f"the log's directory holds other files ({', '.join(sorted(others)[:3])}); move them away before the resize"
         raise OSError(errno.ENOTEMPTY, words, os.fspath(path))
 
 
 def _remove_leftovers(path: Path) -> None:
-    """Under the admin lock: remove what a resize left that was killed, or whose last flush failed."""
+    """Under the admin lock: remove the leftovers of a resize that was killed, or whose last flush failed."""
     left = [name for name in system.port.names(path.parent) if _is_leftover(name, path)]
     if left:
         disk.flush_directory(path.parent)  # they may be the old files, and on disk still have the log's name
@@ -120,7 +121,7 @@ def _is_leftover(name: str, path: Path) -> bool:
 
 
 def _build(old: Pair, building: Path, log_id: bytes, capacity: int) -> _Resizing:
-    """Make the new pair, empty, with the rights and the locks of the old one."""
+    """Create the new, empty pair with the permissions and the lock file of the old one."""
     header = old.header._replace(
         control_bytes=format.control_bytes(capacity),
         capacity=capacity,
@@ -140,7 +141,7 @@ def _build(old: Pair, building: Path, log_id: bytes, capacity: int) -> _Resizing
 
 
 def _give_rights(old: Path, new: Path) -> None:
-    """Let a new file or directory belong to whom the old one belongs, with the same permission bits."""
+    """Give a new file or directory the owner and the permission bits of the old one."""
     flags = os.O_RDONLY | (os.O_DIRECTORY if os.path.isdir(old) else 0)
     with Descriptor(os.path.realpath(old), flags) as fd:
         wanted = system.port.status(fd)
@@ -153,10 +154,10 @@ def _give_rights(old: Path, new: Path) -> None:
 
 
 class _Resizing:
-    """Copies one pair into another that nobody else sees yet."""
+    """Copies one pair into another that no other process sees yet."""
 
     def __init__(self, old: Pair, new: Pair) -> None:
-        """Stand where the records begin that can have room. The new ring begins behind position 0: places before it are overrun ones."""
+        """Begin at the first record that can have room. The new ring begins after position 0: earlier positions are overrun ones."""
         self.old = old
         self.new = new
         self.capacity = new.header.capacity
@@ -184,7 +185,7 @@ class _Resizing:
         return position, sequence
 
     def run(self, path: Path, file: Descriptor, timeout: float, progress: Progress | None) -> Resized:
-        """Copy, and let the two change places. `file` holds the admin lock, and gets the others."""
+        """Copy, and exchange the two. `file` holds the admin lock, and gets the others."""
         for _ in range(ROUNDS):
             self._copy(progress)
             if self.reader.tail() - self.reader.position <= NEARLY:
@@ -194,7 +195,7 @@ class _Resizing:
             old_words = self.old.control.cast("Q")
             try:
                 old_words[frames.MOVED] = 1
-                # From now on a durable reader that commits looks at the path afterwards; what it stored before is copied.
+                # From now on a durable reader checks the path after a commit; earlier commits are copied.
                 machine.fence()
                 done = self._finish(progress)
                 self._refuse_older()
@@ -203,7 +204,7 @@ class _Resizing:
                 if self.old.is_in_place():
                     old_words[frames.MOVED] = 0
                 raise
-            self.reader.rouse()  # all readers sleep on at the new one
+            self.reader.rouse()  # all readers wake and sleep again on the new one
             with suppress(OSError):
                 self.old.wake()
             disk.flush_directory(path.parent, done=f"{path} was resized to {self.capacity} bytes")
@@ -212,7 +213,7 @@ class _Resizing:
 
     @contextmanager
     def _all_locks(self, file: Descriptor, timeout: float) -> Iterator[None]:
-        """Hold all that could change the old pair, in the order in which everybody takes them."""
+        """Hold the locks against all changes of the old pair, in the common order."""
         with (
             locks.held(file, format.SYNC_LOCK, timeout, lambda: "another process flushes"),
             locks.held(file, format.KEYS_LOCK, timeout, lambda: "another process adds keys"),
@@ -221,7 +222,7 @@ class _Resizing:
             yield
 
     def _copy(self, progress: Progress | None) -> None:
-        """Copy the records that are there now. What was overwritten before we came to it is gone, and so is all before it."""
+        """Copy the present records. If a record was overwritten before we reached it, all earlier ones are lost, too."""
         reader, writer = self.reader, self.writer
         end = reader.tail()
         while True:
@@ -231,15 +232,15 @@ class _Resizing:
             if reader.stop == frames.END:
                 break
             if reader.stop == frames.JUMPED:
-                reader.sequence = reader.sequence_found  # numbers that were left out; `put_copy` leaves them out too
+                reader.sequence = reader.sequence_found  # numbers that were left out; `put_copy` leaves them out, too
             elif reader.stop == frames.OVERRUN:
                 self._begin_anew()
             elif reader.stop == frames.DAMAGED:
-                raise Corruption(f"{self.old.path} is damaged at record {reader.sequence}: a resize would lose what can be salvaged")
+                raise Corruption(f"{self.old.path} is damaged at record {reader.sequence}: a resize would lose salvageable records")
         writer.publish()
 
     def _begin_anew(self) -> None:
-        """Go on at the oldest record there is; what was copied before it is older than any that the log still has."""
+        """Continue at the present oldest record; all copied records are older than it, and no longer in the log."""
         self.writer.publish()
         self.oldest = search.find(self.old.reader(0, 0), "earliest")
         self.reader.position, self.reader.sequence = self.oldest
@@ -247,7 +248,7 @@ class _Resizing:
         self.words[frames.MIN_SEQ] = self.oldest[1]
 
     def _finish(self, progress: Progress | None) -> Resized:
-        """Under all locks: copy the rest and what changes beside the records, and put it on disk."""
+        """Under all locks: copy the rest and other changing data, and flush it."""
         self._copy(progress)
         old, new = self.old, self.new
         tail, next_sequence, timestamp = old.reader(0, 0).mark()
@@ -277,19 +278,19 @@ class _Resizing:
             raise Corruption(f"{older}; nothing was changed: open the log again, which recovers it, and then resize it")
 
     def _refuse_unread(self, first: int, kept: int) -> None:
-        """Raise SpoolFull if the policy keeps for a durable reader what had no room."""
+        """Raise SpoolFull if the policy keeps records without room for a durable reader."""
         if not self.old.header.policy:
             return
         for slot in slots.Slots(self.old.control, self.old.header.log_id).taken():
             commit = slot.newest()
             if commit is None or (commit.sequence < kept and not slot.is_evicted(commit)):
-                left = f"{kept - max(first, commit.sequence)} records to go" if commit is not None else f"a damaged slot ({slot.number})"
+                left = f"{kept - max(first, commit.sequence)} pending records" if commit is not None else f"a damaged slot ({slot.number})"
                 raise SpoolFull(
                     f"{self.old.path} has no room in {self.capacity} bytes: the reader {slot.name!r} has {left} before record {kept}"
                 )
 
     def _copy_slots(self, reader: Any, kept: int) -> None:
-        """Give every durable reader its slot, its newest commit standing where its record is now."""
+        """Copy every durable reader's slot, its newest commit at the new position of its record."""
         next_sequence = reader.mark()[1]
         ours = slots.Slots(self.new.control, self.new.header.log_id)
         for slot in slots.Slots(self.old.control, self.old.header.log_id).taken():
@@ -301,8 +302,8 @@ class _Resizing:
             ours.slot(slot.number).adopt(slot, commit, place)
 
     def _flush(self) -> None:
-        """Put the new pair on disk."""
+        """Flush the new pair."""
         try:
             Flusher(self.new).flush_alone()
-        except Poisoned as error:  # which is not the log, but only what would have taken its place
+        except Poisoned as error:  # not of the log, but of its replacement
             raise error.__cause__ or error from None

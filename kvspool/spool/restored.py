@@ -1,16 +1,16 @@
-"""An older copy of spool.ctl beside a newer spool.dat: noticed by the echoes of tail and head in spool.dat, confirmed by the frames.
+"""An older copy of spool.ctl with a newer spool.dat: detected by the echoes of tail and head in spool.dat, confirmed by the frames.
 
-Nothing was lost with the old control block, and no page is missing as after a crash of the machine. The echo says where the last
-publication ended, so the log is what lies in the ring before it. Frames after it were never published.
+Nothing was lost with the old control block, and no page is missing as after a crash of the machine. The echo gives the end of the last
+publication, so the log consists of the frames before it. Frames after it were never published.
 
 **The head.** A writer that was killed before its first publication may have overwritten frames that an older control block with the same
-tail still counts. The echo of the head tells: each writer stores it before it overwrites what the head has passed.
+tail still counts. The echo of the head reveals this: each writer stores it before it overwrites bytes before the head.
 
-**Damage.** An echo with a flipped bit must cost nothing. It is believed only if frames confirm it: a sound frame ends there, with a
-sequence that the control block doesn't know. Where no frame is newer than the control block the echo is wrong, and is put right.
-An echo of the head is believed only if a sound frame begins there, and one before it is overwritten or damaged.
+**Damage.** An echo with a flipped bit must cost nothing. It is trusted only if frames confirm it: a sound frame ends there, with a sequence
+that the control block doesn't know. If no frame is newer than the control block the echo is wrong, and is corrected. An echo of the head is
+trusted only if a sound frame begins there, and an earlier one is overwritten or damaged.
 
-**Interrupted.** Until a recovery is done the echo of the tail has the mark UNDER_WAY, which says that the recovery must be run again.
+**Interrupted.** During a recovery the echo of the tail has the mark UNDER_WAY, which means that the recovery must be repeated.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ UNDER_WAY = 1  # added to the echo, as every position is a multiple of 8
 def is_behind(front: memoryview, control: memoryview) -> bool:
     """Return whether the control block seems to be older than the data.
 
-    Writers store tail and head first and each echo after it. So the echoes, loaded first, are never ahead.
+    Writers store tail and head before each echo. So the echoes, loaded first, are never ahead.
     """
     tail, head = _echoes(front)
     words = control.cast("Q")
@@ -37,8 +37,8 @@ def is_behind(front: memoryview, control: memoryview) -> bool:
 
 
 def confirm(memory: Memory) -> int | None:
-    """Under all locks, where the control block seems to be older: return where the log ends, marked; None if the echoes were wrong and
-    are right now.
+    """Under all locks, if the control block seems to be older: return the end of the log, marked; None if the echoes were wrong, and are
+    now corrected.
     """
     echo, _ = _echoes(memory.front)
     if echo & UNDER_WAY:
@@ -54,13 +54,13 @@ def confirm(memory: Memory) -> int | None:
 
 
 def put_right(memory: Memory) -> None:
-    """Let the echoes say what the control block does."""
+    """Set the echoes according to the control block."""
     words = memory.control.cast("Q")
     memory.write_front(format.ECHO.pack(format.Echo(words[frames.TAIL], words[frames.HEAD])), format.ECHO_AT)
 
 
 def checkpoint(memory: Memory, echo: int) -> format.Checkpoint | None:
-    """Return what a checkpoint would say that was written after the last publication; None if no sound frame ends at the echo."""
+    """Return the checkpoint as of the last publication; None if no sound frame ends at the echo."""
     tail = echo & ~7
     if not 0 < tail <= frames.MOST_POSITION:
         return None
@@ -68,7 +68,7 @@ def checkpoint(memory: Memory, echo: int) -> format.Checkpoint | None:
     _, head = _echoes(memory.front)
     runs = _runs(memory, head, tail) if head >= lowest else []
     if runs and runs[0][0] == head:
-        runs = [run for run in runs if run[2] >= runs[0][2]]  # others are left over from earlier laps
+        runs = [run for run in runs if run[2] >= runs[0][2]]  # others are leftovers of earlier laps
     else:
         runs = _runs(memory, lowest, tail)
     last = next((run for run in reversed(runs) if run[1] == tail), None)
@@ -76,14 +76,14 @@ def checkpoint(memory: Memory, echo: int) -> format.Checkpoint | None:
         return None
     start, _, first, sequence, timestamp = last
     for earlier, end, low, high, _ in reversed(runs):
-        # Other frames before the chain are what a killed writer put after the tail, one lap on, and never published.
+        # Other frames before the chain were put after the tail by a killed writer, one lap later, and never published.
         if end <= start and high < first:
             start, first = earlier, low
     return format.Checkpoint(0, start, first, tail, sequence + 1, timestamp, tail, b"", 0, 0)
 
 
 def head_echo(front: memoryview) -> int:
-    """Return how far writers have made room, at least, as far as spool.dat tells."""
+    """Return the position before which writers have certainly made room, according to spool.dat."""
     return _echoes(front)[1]
 
 
@@ -102,7 +102,7 @@ def _is_newer(memory: Memory, echo: int, known: int) -> bool:
 
 
 def _is_overwritten(memory: Memory) -> bool:
-    """Return whether the frames confirm the echo of the head: a frame begins there, and the frames that it gave up are not whole."""
+    """Return whether the frames confirm the echo of the head: a frame begins there, and the frames before it are not whole."""
     _, head = _echoes(memory.front)
     words = memory.control.cast("Q")
     found = checkpoint(memory, words[frames.TAIL])
@@ -110,7 +110,7 @@ def _is_overwritten(memory: Memory) -> bool:
 
 
 def _is_whole(memory: Memory, position: int, found: format.Checkpoint) -> bool:
-    """Return whether only sound frames lie between a position and the head of a checkpoint, each older than the frame at the head."""
+    """Return whether there are only sound frames between a position and the head of a checkpoint, each older than the frame at the head."""
     reader = memory.ring_reader()
     reader.position = position
     while reader.find(found.head) is not None or reader.stop == frames.JUMPED:
@@ -138,7 +138,7 @@ def _runs(memory: Memory, start: int, stop: int) -> list[tuple[int, int, int, in
 
 
 def _next_known(words: memoryview) -> int | None:
-    """Return the sequence with which the control block would go on; None if it has no mark for its tail."""
+    """Return the next sequence of the control block; None if it has no mark for its tail."""
     for at in (frames.MARKS, frames.MARKS + frames.MARK_WORDS):
         if words[at] == words[frames.TAIL]:
             return int(words[at + 1])

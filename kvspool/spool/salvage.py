@@ -1,9 +1,9 @@
 """Copy every sound record out of a damaged pair into a new log.
 
-Needs spool.dat, and the log's id from the header of either file; nothing else has to be sound. What was given up but not overwritten
-yet comes out, too. **Keyed values** are copied as they are, after the keys themselves, which get the same numbers in the new log.
-Where the key table has lost a key that a value names, the value is stored as raw bytes: a new key of that number must not give it
-another meaning. Durable readers are not copied, since sequences are new.
+It needs spool.dat, and the log's id from the header of either file; nothing else has to be sound. Dropped records that are not overwritten
+yet are copied, too. **Keyed values** are copied unchanged, after the keys themselves, which get the same indexes in the new log. If the key
+table has lost a key of a value, the value is stored as raw bytes: a new key of that index must not change its meaning. Durable readers are
+not copied, since sequences are new.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ BATCH = 256  # records copied at once
 
 
 class SalvageReport(msgspec.Struct, frozen=True):
-    """What was found in a damaged pair and copied.
+    """The records found in a damaged pair and copied.
 
-    records, bytes: what the new log has got, bytes of keys and values. first_sequence, last_sequence: what their numbers were; in the
-    new log they are numbered from 0. missing: numbers between those that no sound record has, restarts of the machine included.
-    undecodable: keyed values whose keys are lost, stored as raw bytes. damage: what was wrong with the files.
+    records, bytes: of the new log, bytes of keys and values. first_sequence, last_sequence: their previous numbers; in the new log they are
+    numbered from 0. missing: numbers between those that no sound record has, including restarts of the machine. undecodable: keyed values
+    with lost keys, stored as raw bytes. damage: the faults of the files.
     """
 
     source: str
@@ -51,7 +51,7 @@ class SalvageReport(msgspec.Struct, frozen=True):
 
 
 class _Found(NamedTuple):
-    """What is left of the two headers and the key table."""
+    """The sound parts of the two headers and the key table."""
 
     log_id: bytes
     capacity: int
@@ -64,12 +64,12 @@ class _Found(NamedTuple):
 def salvage(
     path: str | os.PathLike[str], target: str | os.PathLike[str], *, progress: Callable[[int, int], object] | None = None
 ) -> SalvageReport:
-    """Make a new log at `target` with every sound record that can be found in the files of the one at `path`, which nobody may be using.
+    """Create a new log at `target` with every sound record in the files of the log at `path`, which must not be in use.
 
-    The new log is as large as the records that were found, rounded up to a power of two, and at most as large as the old one. Order,
-    timestamp, type, key, value and codec stay; sequences are new, from 0. `path` is only read. progress: called as `progress(done,
-    all)` now and then, with records. Raises LogNotFound, NotALog, Corruption (no id is left), LogExists, UnsafeFilesystem, or the
-    system's OSError. All that was copied is on disk when the call returns.
+    The new log has the size of the found records, rounded up to a power of two, and at most that of the old one. Order, timestamp, type,
+    key, value and codec stay; sequences are new, from 0. `path` is only read. progress: called as `progress(done, all)` from time to time,
+    with records. Raises LogNotFound, NotALog, Corruption (no id is left), LogExists, UnsafeFilesystem, or the system's OSError. All copied
+    records are on disk when the call returns.
     """
     source, goal = Path(os.path.abspath(path)), Path(os.path.abspath(target))
     damage: list[str] = []
@@ -109,11 +109,11 @@ def _open(path: Path) -> Descriptor:
     except FileNotFoundError:
         if not os.path.lexists(path.parent):
             raise LogNotFound(f"{path.parent} does not exist") from None
-        raise NotALog(f"{path.parent} has no {path.name}, in which the records are") from None
+        raise NotALog(f"{path.parent} has no {path.name}, which contains the records") from None
 
 
 def _headers(source: Path, fd: int, size: int, damage: list[str]) -> _Found:
-    """Return what is known of the log; `damage` is told what isn't. Raises Corruption if no header is sound."""
+    """Return the known properties of the log; faults are added to `damage`. Raises Corruption if no header is sound."""
     data = _header(system.port.read(fd, format.DATA_HEADER.size, 0), format.DATA_HEADER, format.DATA_MAGIC)
     if data is None:
         damage.append(f"{format.DATA_FILE}: its header is damaged")
@@ -122,7 +122,7 @@ def _headers(source: Path, fd: int, size: int, damage: list[str]) -> _Found:
     if control is None and block:
         damage.append(f"{format.CONTROL_FILE}: its header is damaged")
     if data is None and control is None:
-        raise Corruption(f"{source}: neither header has the log's id any more; without it no record can be told from garbage")
+        raise Corruption(f"{source}: neither header contains the log's id; without it records can't be distinguished from garbage")
     log_id = (data or control).log_id
     if control is not None and control.log_id != log_id:
         damage.append(f"{format.CONTROL_FILE} belongs to another log")
@@ -137,7 +137,7 @@ def _headers(source: Path, fd: int, size: int, damage: list[str]) -> _Found:
 
 
 def _control_block(path: Path, damage: list[str]) -> bytes:
-    """Return what there is of spool.ctl before the index."""
+    """Return the part of spool.ctl before the index, as far as it exists."""
     try:
         file = Descriptor(path, os.O_RDONLY)
     except OSError as error:
@@ -148,7 +148,7 @@ def _control_block(path: Path, damage: list[str]) -> bytes:
 
 
 def _header(raw: bytes, layout: Any, magic: bytes) -> Any:
-    """Return a header; None if it can't be believed."""
+    """Return a header; None if it is not sound."""
     if raw[: len(magic)] == magic and len(raw) == layout.size and format.checksum(raw[:-4]) == int.from_bytes(raw[-4:], "little"):
         return layout.unpack(raw)
     return None
@@ -163,7 +163,7 @@ def _keys(block: bytes, log_id: bytes) -> keyed.Keys:
 
 
 class _Copy:
-    """The copying, and its counts."""
+    """The copy, and its counts."""
 
     def __init__(self, log: Spool, found: _Found, progress: Callable[[int, int], object]) -> None:
         self._log = log
@@ -202,7 +202,7 @@ class _Copy:
 
 
 class _Run(NamedTuple):
-    """Frames one after the other: their first and last sequence, the place of the first one, the end, and how many they are."""
+    """Consecutive frames: their first and last sequence, the position of the first one, the end, and their number."""
 
     first: int
     last: int
@@ -212,14 +212,14 @@ class _Run(NamedTuple):
 
 
 class _Ring(NamedTuple):
-    """The mapped ring of the damaged log, and what is sound of it, in the order of the sequences."""
+    """The mapped ring of the damaged log, and its sound frames, in the order of the sequences."""
 
     memory: memoryview
     seed: int
     runs: list[_Run]
 
     def frames(self) -> Iterator[tuple[int, int, int, bytes | None, bytes, int]]:
-        """Yield sequence, timestamp, type, key, value and codec of each sound frame; runs that hold second copies alone are left out."""
+        """Yield sequence, timestamp, type, key, value and codec of each sound frame; runs of only second copies are left out."""
         last = -1
         reader = FrameReader(self.memory, memoryview(bytes(format.control_bytes(len(self.memory)))), self.seed, 0, 0)
         try:
@@ -251,7 +251,7 @@ def _ring(fd: int, size: int, log_id: bytes) -> Iterator[_Ring]:
 
 
 def _capacity(ring: _Ring, most: int) -> int:
-    """Return the capacity of a ring that has room for all frames of another one of up to `most` bytes."""
+    """Return the capacity of a ring for all frames of another one of up to `most` bytes."""
     used = sum(run.end - run.start for run in ring.runs)
     # A frame takes at most a quarter of its ring. Its size is that of the header, the key and the value, rounded up to 8 bytes.
     largest = max((len(key or b"") + len(value) + frames.HEADER + 8 for _, _, _, key, value, _ in ring.frames()), default=0)

@@ -1,7 +1,7 @@
-"""Find a place in a spool: by sequence or by time, in O(log n) through the sparse index.
+"""Find a position in a spool: by sequence or by time, in O(log n) through the sparse index.
 
-The index is a hint. Each step checks what it used: the entry lies between head and tail, and the frame there is sound and has the
-sequence that the entry says. From the entry before the target the chain of frames is followed, at most one block of it.
+The index is a hint. Each step checks the data it used: the entry is between head and tail, and the frame there is sound and has the
+sequence of the entry. From the entry before the target the chain of frames is followed, at most for one block.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Place = tuple[int, int]  # a position and the sequence expected there
 def find(reader: FrameReader, start: Start) -> Place:
     """Return the place of a start: "earliest", "latest", a sequence, or an aware datetime.
 
-    A sequence that was overwritten gives the oldest place, with that sequence expected: the reader then reports the Gap. Raises
-    OutOfRange for a sequence that comes later than the next one, ValueError for anything else.
+    An overwritten sequence gives the oldest place, with that sequence expected: the reader then reports the Gap. Raises OutOfRange for a
+    sequence after the next one, ValueError for anything else.
     """
     if start == "latest":
         return reader.mark()[:2]
@@ -41,7 +41,7 @@ def find(reader: FrameReader, start: Start) -> Place:
 
 
 def count(reader: FrameReader, sequence: int, end: Place) -> int:
-    """Return how many records there are from `sequence` up to a place, without those that a crash of the machine has left out."""
+    """Return the number of records from `sequence` up to a place, without numbers left out after a crash of the machine."""
     tail, next_sequence = end
     total = 0
     while sequence // format.STRIDE < next_sequence // format.STRIDE:
@@ -81,8 +81,8 @@ def _earliest(reader: FrameReader) -> Place:
             return head, sequence
         if head >= tail:
             return tail, next_sequence
-        # The oldest frame is damaged. Its sequence stands in the control block, or one that a writer who died just there meant to go to.
-        # Frames with smaller ones are not asked: a crash of the machine may have left them in the damage from an earlier lap.
+        # The oldest frame is damaged. The control block has its sequence, or the planned one of a writer that crashed just there. Frames
+        # with smaller ones don't count: they may be leftovers of an earlier lap in the damage of a machine crash.
         return head, min(reader.word(frames.MIN_SEQ), next_sequence)
 
 
@@ -108,12 +108,12 @@ def _at_or_after(reader: FrameReader, sequence: int, timestamp: int) -> Place:
         return tail, next_sequence
     if expected <= found < frames.NOTHING:
         return position, found
-    # On damage the walk ended early; the reader goes on from there and reports exactly the records that it passes over, from `expected` on.
+    # Damage ended the search early; the reader continues from there and reports exactly the skipped records, from `expected` on.
     return (position, expected or sequence) if expected or sequence else _earliest(reader)
 
 
 def _entry_before(reader: FrameReader, head: int, tail: int, sequence: int, timestamp: int) -> int:
-    """Return the position of an indexed frame before the target, the nearest there is; `head` if there is none."""
+    """Return the position of the nearest indexed frame before the target; `head` if there is none."""
     block_bytes = 1 << frames.BLOCK
     first = _next_block(head, reader.capacity, block_bytes)
     low, high = 0, max(0, -(-(tail - first) // block_bytes))
@@ -122,7 +122,7 @@ def _entry_before(reader: FrameReader, head: int, tail: int, sequence: int, time
         middle = (low + high) // 2
         position, found, when = _sound_entry(reader, first + middle * block_bytes, head, tail)
         if position == frames.NOTHING:
-            # No frame begins in that block, or it was overwritten: try the next one before it.
+            # No frame begins in that block, or it was overwritten: try the previous one.
             high = middle
         elif found < sequence or (timestamp and when < timestamp):
             best, low = position, middle + 1
@@ -132,7 +132,7 @@ def _entry_before(reader: FrameReader, head: int, tail: int, sequence: int, time
 
 
 def _next_block(position: int, capacity: int, block_bytes: int) -> int:
-    """Return a position in the block after the one that `position` lies in, counted from the ring's start."""
+    """Return a position in the block after that of `position`, counted from the ring's start."""
     offset = position % capacity
     return position - offset + (offset // block_bytes + 1) * block_bytes
 

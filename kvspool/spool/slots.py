@@ -1,12 +1,11 @@
-"""The bytes of the durable readers: 64 slots in the control block, each with a name and a place in the log.
+"""The bytes of the durable readers: 64 slots in the control block, each with a name and a position in the log.
 
-A slot holds two *commits*. A new one overwrites the older of the two, so whatever instruction its writer is killed at, the newer one
-before it stands. Each carries a CRC32C that begins with the log id and the name: a torn commit doesn't count, and where the
-name itself was damaged the commits still tell whose slot it is.
+A slot holds two *commits*. A new one overwrites the older of the two, so the newer one survives if its writer is killed at any instruction.
+Each has a CRC32C that begins with the log id and the name. So a torn commit doesn't count, and if the name itself is damaged the commits
+still identify the reader.
 
-Who may store what: `taken`, the name and the first commit, whoever has the admin lock and the slot's; further commits, the
-slot's holder; `evicted`, a writer. Everything is one aligned word at a time. No byte that is read here is believed before it
-was checked on a copy.
+Writers: `taken`, the name and the first commit: the owner of the admin lock and the slot's lock; further commits: the slot's holder;
+`evicted`: a writer. Every store is one aligned word. No byte is trusted before it was checked on a copy.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _HOLDER = format.SLOT.offset("holder_pid") // 8
 
 
 def encode_name(name: str) -> bytes:
-    """Return the 64 bytes of a reader's name; ValueError if it can't be one."""
+    """Return the 64 bytes of a reader's name; ValueError for an invalid one."""
     if not isinstance(name, str):
         raise TypeError(f"a reader's name is a str, not {type(name).__name__}")
     if any(unicodedata.category(character) in ("Cc", "Zl", "Zp", "Cs") for character in name):
@@ -64,7 +63,7 @@ class Slots:
         return None
 
     def announce(self) -> None:
-        """Under the append lock: let every writer look at all slots again before it overwrites anything."""
+        """Under the append lock: let every writer reread all slots before it overwrites anything."""
         self._words[frames.SLOTS_CHANGED] = (self._words[frames.SLOTS_CHANGED] + 1) % (1 << 64)
 
 
@@ -91,24 +90,24 @@ class Slot:
 
     @property
     def name(self) -> str:
-        """Return the name as far as it can be shown."""
+        """Return the name as far as it is readable."""
         return self.raw_name.rstrip(b"\0").decode(errors="backslashreplace")
 
     @property
     def holder(self) -> str:
-        """Return who opened it last, in words for people."""
+        """Describe its last holder in readable words."""
         return holders.describe(self._holder())
 
     @property
     def has_lost_its_holder(self) -> bool:
-        """Return whether the process that opened the reader last has ended, as far as it can be known here."""
+        """Return whether the process that last opened the reader has ended, as far as that can be known here."""
         return holders.is_gone(self._holder())
 
     def _holder(self) -> list[int]:
         return [self._words[self._at + _HOLDER + at] for at in range(4)]
 
     def newest(self, name: bytes | None = None) -> format.Commit | None:
-        """Return the commit that counts, None if none is sound; `name` stands in for the name in the slot."""
+        """Return the commit that counts, None if none is sound; `name` replaces the name in the slot."""
         for _ in range(frames.TRIES):
             sound = [found for found, is_sound in self._commits(name) if is_sound]
             if sound:
@@ -121,19 +120,19 @@ class Slot:
         if found is not None:
             self._state = self._register(self.raw_name)
             return found
-        raise Corruption(f"the place of the reader {self.name!r} is damaged (slot {self.number}); delete it, and begin with a new one")
+        raise Corruption(f"the position of the reader {self.name!r} is damaged (slot {self.number}); delete it, and create a new one")
 
     def is_evicted(self, commit: format.Commit) -> bool:
-        """Return whether writers wait no more for the reader as long as this is its commit."""
+        """Return whether writers no longer wait for the reader while this is its commit."""
         return bool(self._words[self._at + frames.SLOT_EVICTED] == frames.EVICTED | commit.generation)
 
     def sign(self) -> None:
-        """Under the slot's lock: write down who holds it."""
+        """Under the slot's lock: store the holder."""
         for at, word in enumerate(holders.ours()):
             self._words[self._at + _HOLDER + at] = word
 
     def take(self, name: bytes, place: tuple[int, int], updated: int) -> format.Commit:
-        """Under the admin lock and the slot's: make a free slot the reader's. Killed before the last store, it is still free."""
+        """Under the admin lock and the slot's: assign a free slot to a reader. Killed before the last store, it is still free."""
         self._words[self._at + frames.SLOT_EVICTED] = 0
         for at, word in enumerate(struct.unpack("<8Q", name)):
             self._words[self._at + frames.SLOT_NAME + at] = word
@@ -146,7 +145,9 @@ class Slot:
         return commit
 
     def adopt(self, other: Slot, commit: format.Commit | None, place: tuple[int, int]) -> None:
-        """Make a free slot of new files what `other` was in the old ones; `place` is where its commit stands. A damaged one stays so."""
+        """Copy the slot `other` of the old files to a free slot of new files; `place` is the new position of its commit. A damaged one
+        stays damaged.
+        """
         for at in range(1, frames.SLOT_WORDS):
             self._words[self._at + at] = other._words[other._at + at]
         if commit is not None:
@@ -161,11 +162,11 @@ class Slot:
         self._words[self._at] = 0
 
     def move(self, place: tuple[int, int], updated: int, before: format.Commit) -> format.Commit:
-        """Under the slot's lock, after `commit` or `take`: commit a place. Killed at any store, the commit `before` still counts."""
+        """Under the slot's lock, after `commit` or `take`: commit a position. Killed at any store, the commit `before` still counts."""
         return self._store(place, updated, (before.generation + 1) % _MODULUS)
 
     def replace(self, position: int) -> None:
-        """Under all locks, with nobody at it: say where the next record of the commit lies now. What was given up stays given up."""
+        """Under all locks, without users: store the new position of the commit's next record. An evicted reader stays evicted."""
         before = self.commit()
         was_evicted = self.is_evicted(before)
         after = self.move((position, before.sequence), before.updated, before)
@@ -197,5 +198,5 @@ class Slot:
 
 
 def _is_later(one: format.Commit, other: format.Commit) -> bool:
-    """Return whether a commit was made after another one; generations begin anew after 2**32."""
+    """Return whether a commit was made after another one; generations wrap after 2**32."""
     return 0 < (one.generation - other.generation) % _MODULUS < _MODULUS // 2

@@ -1,18 +1,18 @@
 """The spool: one bounded circular log that any number of processes append to and read at once.
 
-**Durability.** When `append` or `append_many` returns, the records are in the page cache: they survive the death of any process, this one
-included, at any instruction. When `sync` returns, or an append with `durable=True`, they survive the death of the machine. At the level
-"os" a thread syncs at an interval, at "disk" every append is durable; the level is the log's, or the handle's.
+**Durability.** When `append` or `append_many` returns, the records are in the page cache: they survive a crash of any process, this one
+included, at any instruction. When `sync` returns, or an append with `durable=True`, they survive a crash of the machine. At the level "os"
+a thread syncs at an interval, at "disk" every append is durable; the level is the log's, or the handle's.
 
-**Recovery.** After the death of a process there is nothing to do: its lock is freed by the kernel, what it had not published is not
-there, and the next writer goes on. After a crash of the machine the first one who opens the log recovers it; see `recovery`.
+**Recovery.** A crash of a process needs no recovery: the kernel frees its lock, its unpublished records don't exist, and the next writer
+continues. After a crash of the machine the first process that opens the log recovers it; see `recovery`.
 
 **Limits.** A record takes at most a quarter of the ring, a key at most 65,534 bytes.
 
-**When the ring is full** the policy decides, which was chosen when the log was made and never changes. "overwrite": the oldest records
-go; a reader that had not got to them is told which. "block": a writer waits for the slowest durable reader, up to its timeout, then
-SpoolFull. "raise": SpoolFull at once. For the last two only durable readers count, and only what they have not committed: a log that has
-none overwrites. One that hasn't moved for `reader_expiry` although there was something to read is given up, and told when it comes back.
+**A full ring** is handled by the policy, which was chosen when the log was created and never changes. "overwrite": new records overwrite
+the oldest ones; a reader that had not reached them gets a Gap. "block": a writer waits for the slowest durable reader, up to its timeout,
+then SpoolFull. "raise": SpoolFull at once. The last two consider only durable readers and their uncommitted records: a log without them
+overwrites. A reader that makes no progress for `reader_expiry` while records are pending is evicted; its next read reports the Gap.
 """
 
 from __future__ import annotations
@@ -74,18 +74,18 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 CAPABILITIES = frozenset(("codecs", "keys", "producers", "resize", "timestamps", "types"))
-PATIENCE = 5_000_000  # ns that one step may wait for the append lock: signal handlers wait as long
+PATIENCE = 5_000_000  # most ns that one step waits for the append lock: signal handlers are delayed for that time
 
 
 class SpoolStats(msgspec.Struct, frozen=True):
-    """What a spool holds at one moment.
+    """The contents of a spool at one moment.
 
-    capacity, used: bytes of the ring, in all and with frames in them. first_sequence: of the oldest record kept; next_sequence: of the next
-    one to be appended. first_timestamp, last_timestamp, created: ns since the Unix epoch, 0 where there is no record. synced_sequence:
-    every record below it is on disk; unsynced_records, unsynced_bytes: from there on. reader_expiry: seconds, 0 for never. durability: the
-    level of this handle; sync_interval: seconds, for the level "os". sync_error: errno of the first failed flush, 0 if there was none.
-    rates: of appends and Gaps. recoveries: how often the log was recovered after a restart of the machine; recovered: when last, ns since
-    the Unix epoch, 0 for never; lost_records, lost_bytes: what the control block knew of then and was not there any more.
+    capacity, used: bytes of the ring, in all and with frames in them. first_sequence: of the oldest record; next_sequence: of the next one
+    to be appended. first_timestamp, last_timestamp, created: ns since the Unix epoch, 0 if there is no record. synced_sequence: every
+    record below it is on disk; unsynced_records, unsynced_bytes: from there on. reader_expiry: seconds, 0 for never. durability: the level
+    of this handle; sync_interval: seconds, for the level "os". sync_error: errno of the first failed flush, 0 if there was none. rates: of
+    appends and Gaps. recoveries: how often the log was recovered after a restart of the machine; recovered: the last time, ns since the
+    Unix epoch, 0 for never; lost_records, lost_bytes: records of the control block that the last recovery did not find.
     """
 
     path: str
@@ -116,10 +116,10 @@ class SpoolStats(msgspec.Struct, frozen=True):
 
 
 class Spool(Single, Log):
-    """A handle of a spool; see `Log` for what every log can do.
+    """A handle of a spool; see `Log` for the capabilities of every log.
 
-    A forked child reopens nothing but the files; a log that was deleted stays deleted. `recovery` is the report if opening it had to
-    recover it after a crash of the machine, None otherwise.
+    A forked child reopens only the files; a deleted log stays deleted. `recovery` is the report if opening it had to recover it after a
+    crash of the machine, None otherwise.
     """
 
     HELPERS = frozenset(
@@ -138,10 +138,10 @@ class Spool(Single, Log):
         *,
         is_new: bool = False,
     ) -> None:
-        """Take over open files; `timeout` is how long a writer waits for another one, in seconds.
+        """Take over open files; `timeout`: seconds that a writer waits for another one.
 
-        durability, sync_interval: in place of what the log's header says. is_new: this call of `create` made the log, so that there is
-        nothing to recover, and nothing can fail here any more.
+        durability, sync_interval: instead of those in the log's header. is_new: this call of `create` created the log, so there is nothing
+        to recover, and nothing can fail here any more.
         """
         Single.__init__(self)
         self.path = pair.path
@@ -176,7 +176,7 @@ class Spool(Single, Log):
     def append_slowly(
         self, value: Any, key: Any, type: int, timestamp: int | None, timeout: float | None, durable: bool
     ) -> int:
-        """Append what needs more than one step; see `append`."""
+        """Append records that need more than one step; see `append`."""
         packer = None
         if value.__class__ is bytes:
             codec = 0
@@ -226,7 +226,7 @@ class Spool(Single, Log):
     def prepare(
         self, values: Iterable[Any], keys: Iterable[bytes | str | None] | None = None, type: int = 0, timestamp: int | None = None
     ) -> Prepared:
-        values = listed(values)  # ours: nobody can change it while we wait for the lock
+        values = listed(values)  # our own list: it can't change while we wait for the lock
         stored_keys: Any = None if keys is None else listed(keys, "keys")
         _check(None, type, timestamp)
         codecs = packed = None
@@ -245,9 +245,9 @@ class Spool(Single, Log):
         return self._write(batch, timeout, durable)
 
     def append_rows(self, rows: list[Row], timeout: float | None = None) -> range:
-        """Append records of another log as they are, each with its type, codec and timestamp, under one lock; see `append_many`.
+        """Append records of another log unchanged, each with its type, codec and timestamp, under one lock; see `append_many`.
 
-        Values of codec KEYED are packed with this log's key table, or stored as MessagePack if it has none. Raises Undecodable too.
+        Values of codec KEYED are packed with this log's key table, or stored as MessagePack if it has none. Raises Undecodable, too.
         """
         for row in rows:
             _check(row.key, row.type, None if row.timestamp < 0 else row.timestamp)
@@ -271,9 +271,9 @@ class Spool(Single, Log):
         booking.appended = self._write(batch, timeout, durable, booking)
 
     def change_accounts(self, change: Callable[[producing.Place, int], int], timeout: float | None = None) -> int:
-        """Under the append lock: do what changes the list of producers, which gets its place and the next sequence; return its result.
+        """Under the append lock: change the list of producers; `change` gets its location and the next sequence. Return its result.
 
-        Raises LockTimeout, Closed; PermissionError where one may only read.
+        Raises LockTimeout, Closed; PermissionError without write permission.
         """
 
         def work(writer: FrameWriter) -> int:
@@ -313,7 +313,7 @@ class Spool(Single, Log):
         return self._write(ColumnPieces([(part, rows) for part in parts], codec), timeout, durable)
 
     def check_columns(self, parts: list[Columns], codec: int) -> None:
-        """Raise TooLarge if a row can't be a record of this log, ValueError for a codec that it can't have."""
+        """Raise TooLarge if a row doesn't fit into this log, ValueError for an invalid codec."""
         check_codec(codec)
         capacity = self._live().header.capacity
         largest = max((part.largest for part in parts), default=0)
@@ -325,7 +325,7 @@ class Spool(Single, Log):
             self._open_writer()
             flusher = self._open_flusher()
         sequence = flusher.sync(self.timeout if timeout is None else timeout)
-        # What was resized meanwhile is on disk too, but perhaps not what others have appended since.
+        # Records from before a resize are on disk, too, but perhaps not those appended since.
         return sequence if self._live() is flusher.pair else self.sync(timeout)
 
     # Reading.
@@ -338,7 +338,7 @@ class Spool(Single, Log):
         end: int | None = None,
         isolation: Isolation = "appended",
     ) -> Cursor:
-        """Return a cursor at `start`, for who merges several logs; `bounded`: up to what is there now, or to sequence `end`."""
+        """Return a cursor at `start`, for merging several logs; `bounded`: up to the present end, or to sequence `end`."""
         pair = self._live()
         reader = pair.reader(0, 0)
         place = end_of(reader, isolation) if start == "latest" else search.find(reader, start)
@@ -350,9 +350,9 @@ class Spool(Single, Log):
     _cursor_at = cursor
 
     def decode(self, value: bytes, codec: int = Codec.KEYED) -> Any:
-        """Return what a stored value of this log means, as `read_values` and `read_arrow` give it: what `Record.data` would be.
+        """Decode a stored value of this log, as returned by `read_values` and `read_arrow`; the result is that of `Record.data`.
 
-        Keyed values are decoded with the keys that the log has now, which may have lost some since the value was read; see
+        Keyed values are decoded with the log's present keys, some of which may have been lost since the value was read; see
         `kvspool.spool.keys`. Raises Undecodable.
         """
         table = self._live().key_table
@@ -374,7 +374,7 @@ class Spool(Single, Log):
     def delete_reader(self, name: str | int) -> None:
         delete(self._live, name, self.timeout)
 
-    # Looking after it.
+    # Maintenance.
 
     def stats(self) -> SpoolStats:
         pair = self._live()
@@ -427,18 +427,18 @@ class Spool(Single, Log):
         return self._pair is None
 
     def has_vanished(self) -> bool:
-        """Return whether the log's files were deleted; what was read into memory can still be read."""
+        """Return whether the log's files were deleted; data in memory can still be read."""
         if self._pair is None:
             raise Closed(f"{self.path} was closed; open it again")
         return self._pair.has_vanished()
 
     @property
     def log_id(self) -> bytes:
-        return self._origin  # also once it was resized
+        return self._origin  # also after a resize
 
     @property
     def header(self) -> format.Header:
-        """Return what the log was created with; its capacity is that of the last resize."""
+        """Return the settings with which the log was created; its capacity is that of the last resize."""
         return self._live().header
 
     @property
@@ -461,13 +461,13 @@ class Spool(Single, Log):
         return first, max(first, end_of(reader, isolation)[1])
 
     def held(self, sequence: int) -> int:
-        """Return how many bytes of the ring the records from a sequence on take."""
+        """Return how many bytes of the ring are taken by the records from a sequence on."""
         reader = self._live().reader(0, 0)
         position, _ = search.find(reader, sequence)
         return int(reader.mark()[0]) - position
 
     def records_from(self, sequence: int) -> int:
-        """Return how many records there are from a sequence on, without the numbers that a crash of the machine has left out."""
+        """Return the number of records from a sequence on, without numbers left out after a crash of the machine."""
         reader = self._live().reader(0, 0)
         _, first = search.find(reader, "earliest")
         return search.count(reader, max(sequence, first), reader.mark()[:2])
@@ -475,7 +475,7 @@ class Spool(Single, Log):
     def close(self) -> None:
         with self._thread_lock:
             if self._writer is not None and self._writer.is_held and self._process == system.port.process_id():
-                raise Reentered("a signal handler or destructor may not close a handle in the midst of an append to it")
+                raise Reentered("a signal handler or destructor may not close a handle during an append to it")
             try:
                 self._iterations.end(f"{self.path} was closed; open it again")
                 if self._process == system.port.process_id():
@@ -484,8 +484,8 @@ class Spool(Single, Log):
                 self._let_go()
 
     def _let_go(self) -> None:
-        """Close writer and files, in an order that leaves a handle that works, or is closed, after each step."""
-        # The writer of a parent is left alone: one of its threads may have been in the midst of an append at the fork.
+        """Close writer and files, in an order that leaves a working or closed handle after each step."""
+        # The writer of a parent is not touched: one of its threads may have been inside an append at the fork.
         if self._writer is not None and self._process == system.port.process_id():
             self._writer.close()
         self._writer = None
@@ -495,14 +495,14 @@ class Spool(Single, Log):
             self._pair = None
 
     def _settle(self) -> None:
-        """Put on disk what the level promises, and end the thread that does it."""
+        """Flush what the level promises, and end the thread that does it."""
         if self._background is not None:
             self._background.end()
         elif self._flusher is not None and self.is_durable:
             self._flusher.sync(self.timeout)
 
     def forked(self) -> None:
-        """In a forked child: leave the parent's lock alone, and open everything anew at the next use."""
+        """In a forked child: leave the parent's lock alone, and reopen everything on next use."""
         self._thread_lock = threading.RLock()
         self._is_forked = True
         self._flusher = self._background = None
@@ -515,7 +515,7 @@ class Spool(Single, Log):
         self._live()
 
     def _live(self) -> Pair:
-        """Return the open files; in a forked child, files of its own."""
+        """Return the open files; in a forked child, its own ones."""
         if self._is_forked:
             with self._thread_lock:
                 self._reopen()
@@ -525,12 +525,12 @@ class Spool(Single, Log):
         return self._follow(pair) if pair.may_have_moved else pair
 
     def _follow(self, pair: Pair) -> Pair:
-        """Return the files in which the log lies now: new ones since it was resized, or still these."""
+        """Return the present files of the log: new ones after a resize, or still these."""
         with self._thread_lock:
             successor = pair.successor()
             if successor is None or self._pair is not pair:
                 return self._pair or pair
-            # Iterators still read through the old files, which close with the last of them. All that was in them is on disk.
+            # Iterators still read from the old files, which close with the last of them. All of their records are on disk.
             self._writer = self._flusher = self._background = None
             self._log_id = successor.header.log_id
             self._pair = successor
@@ -542,9 +542,9 @@ class Spool(Single, Log):
         pair = Pair(self.path, allow_unsafe_fs=self._pair.allow_unsafe_fs)
         if pair.origin != self._origin:
             pair.close()
-            raise MismatchedPair(f"{self.path} is another log now than the one that was open before the fork")
+            raise MismatchedPair(f"{self.path} is no longer the log that was open before the fork")
         _settled(pair, self.timeout)
-        # Iterators from before the fork still read through the old pair, which closes with the last of them.
+        # Iterators from before the fork still read from the old pair, which closes with the last of them.
         self._writer = None
         self._log_id = pair.header.log_id
         self._pair = pair
@@ -554,7 +554,7 @@ class Spool(Single, Log):
         """Return a writer that belongs to this process. Call it with the thread lock held."""
         pair = self._live()
         if self._writer is not None and self._process != system.port.process_id():
-            # A raw fork, of which nobody told: the lock's descriptor is the parent's.
+            # A raw fork without notification: the lock's descriptor is the parent's.
             self.forked()
             pair = self._live()
         if self._writer is None:
@@ -563,7 +563,7 @@ class Spool(Single, Log):
             self._flusher = Flusher(pair)
             if self.durability == "os":
                 self._background = Background(self._flusher, self.sync_interval, self.timeout)
-            self._writer = writer  # last: where there is one there is all, also after an exception out of a signal handler
+            self._writer = writer  # last: if it is set everything is, also after an exception from a signal handler
         now = system.port.now()
         if not 0 <= self._writer.look_at - now <= frames.LOOK_EVERY:
             refuse_vanished(pair)
@@ -571,13 +571,13 @@ class Spool(Single, Log):
         return self._writer
 
     def _open_flusher(self) -> Flusher:
-        """Return what flushes the files of the open writer. Raises Closed after a `close` that did not come to its end."""
+        """Return the flusher for the files of the open writer. Raises Closed after an incomplete `close`."""
         if self._flusher is None:
-            raise Closed(f"{self.path} was closed, but not to the end; close it again")
+            raise Closed(f"{self.path} was not closed completely; close it again")
         return self._flusher
 
     def _holder(self) -> bytes:
-        """Return the words that name this handle to who waits for its lock."""
+        """Return the words that name this handle to waiters for its lock."""
         return system.port.random(16) + struct.pack("<4Q", *holders.ours())
 
     def _write(self, batch: Batch, timeout: float | None, durable: bool, booking: Booking | None = None) -> range:
@@ -597,7 +597,7 @@ class Spool(Single, Log):
             raise
 
     def _wait_for_room(self, appending: Appending, timeout: float) -> range:
-        """Append a batch; wait for the lock, and for room where the policy says so. In between neither lock is held."""
+        """Append a batch; wait for the lock, and for room if the policy says so. Neither lock is held while waiting."""
         deadline = system.port.monotonic() + timeout
         pause = locks.FIRST_PAUSE
         left = timeout
@@ -625,11 +625,11 @@ class Spool(Single, Log):
             pause = min(pause * 1.5, locks.LONGEST_PAUSE)
 
     def _kept(self, booking: Booking, first: int) -> AbstractContextManager[bool]:
-        """Under the lock: account for a producer's batch inside the `with` block."""
+        """Under the lock: account for a producer's batch during the `with` block."""
         return booking.kept(first, producing.Place.of(self._live()))
 
     def _flush(self, appended: range, timeout: float | None) -> None:
-        """Return when the records that were just appended are on disk. Raises Poisoned, or NotDurable for any other error."""
+        """Return when the appended records are on disk. Raises Poisoned, or NotDurable for any other error."""
         try:
             flusher = self._flusher
             if flusher is None:  # after a resize, or a close by another thread
@@ -645,7 +645,7 @@ class Spool(Single, Log):
             raise NotDurable(appended, f"{self.path}: {error}") from error
 
     def _locked(self, work: Callable[[FrameWriter], T], timeout: float) -> T:
-        """Do the work under the append lock, one thread at a time; ring afterwards if a reader asked for it. See `FrameWriter.locked`."""
+        """Do the work under the append lock, one thread at a time; then ring if a reader asked for it. See `FrameWriter.locked`."""
         left = timeout
         deadline = system.port.monotonic() + timeout
         with self._thread_lock:
@@ -660,7 +660,7 @@ class Spool(Single, Log):
                         refuse_vanished(pair)
                         pair.stay()
                         if left == 0.0:
-                            raise LockTimeout(f"{self.path} was not in place within {timeout:g} s of being resized") from None
+                            raise LockTimeout(f"{self.path} was not in place within {timeout:g} s after a resize") from None
                     left = max(0.0, deadline - system.port.monotonic())
                     continue
                 if writer.has_watchers:
@@ -668,7 +668,7 @@ class Spool(Single, Log):
                 return done
 
     def _settled(self, pair: Pair, work: Callable[[FrameWriter], T], writer: FrameWriter) -> T:
-        """Under the append lock: do the work, after a producer's batch was accounted for that a killed process has left."""
+        """Under the append lock: do the work, after resolving a producer's batch that a killed process has left."""
         pending = writer.word(frames.PENDING)
         if pending and not writer.word(frames.MOVED):
             ledger.settle(pair.path, pair.origin, pending - 1, writer.mark()[1])
@@ -676,7 +676,7 @@ class Spool(Single, Log):
         return work(writer)
 
     def ring(self, writer: FrameWriter) -> None:
-        """Wake the readers that watch by inotify. The records are stored, so errors are ignored: readers look by themselves, later."""
+        """Wake the readers that watch by inotify. The records are stored, so errors are ignored: readers also poll."""
         writer.has_watchers = False
         pair = self._pair
         if pair is not None:
@@ -685,7 +685,7 @@ class Spool(Single, Log):
                     pair.wake()
 
     def _describe_holder(self, pair: Pair) -> str:
-        """Say who took the append lock last: a hint, since it may have changed hands meanwhile."""
+        """Name the last owner of the append lock: a hint, since it may have changed meanwhile."""
         reader = pair.reader(0, 0)
         words = [reader.word(frames.HOLDER + 2 + at) for at in range(4)]
         who = holders.describe(words)
@@ -697,19 +697,19 @@ class Spool(Single, Log):
         return f"{self.path} is locked by {who}"
 
     def refuse_larger(self, content: int) -> None:
-        """Raise TooLarge for a record with so many bytes of key and value that it can't be one of this log."""
+        """Raise TooLarge for a record with so many bytes of key and value that it doesn't fit into this log."""
         if _stored(content) > format.largest_frame(self.capacity):
             raise TooLarge(_too_large(content, self.capacity))
 
     def _new_packer(self, pair: Pair) -> Packer | None:
-        """Return what packs values with the key table as it is now; None if the log has none."""
+        """Return a packer with the present key table; None if the log has none."""
         table = pair.key_table
         return None if table is None else Packer(partial(self._intern, table.keys), table.keys)
 
     def _intern(self, known: Keys, keys: list[str]) -> dict[str, int]:
-        """Add keys to the key table, as far as there is room, and return the indexes of all that are there.
+        """Add keys to the key table while there is room, and return the indexes of all keys in it.
 
-        Return none if the log was recovered after the table became `known`: keys stay in the values then, until they are packed anew.
+        Return none if the log was recovered after the table became `known`: keys then stay in the values, until they are packed again.
         """
         with self._thread_lock:
             self._open_writer()
@@ -722,12 +722,12 @@ class Spool(Single, Log):
             if not table.is_full and any(key not in table.indexes for key in keys):
                 with locks.held(pair.lock, format.KEYS_LOCK, self.timeout, lambda: "another process adds keys"):
                     is_ours = not pair.may_have_moved or pair.is_in_place()
-                    # A key table that was restored from a copy gets no key before a recovery: the append that comes next refuses it.
+                    # A key table restored from a copy gets no key before a recovery: the next append refuses it.
                     if is_ours and not restored.is_behind(pair.front, pair.control):
                         table.add(keys, flusher.flush_control)
                 if not is_ours and self._live() is not pair:
                     return self._intern(known, keys)
-            if table.keys is not known:  # of other files: since a fork, say
+            if table.keys is not known:  # of other files: since a fork, for example
                 known.names.update(table.keys.names)
             return table.indexes
 
@@ -742,7 +742,7 @@ def _settled(pair: Pair, timeout: float) -> recovery.RecoveryReport | None:
 
 
 def _recovered(pair: Pair) -> dict[str, int]:
-    """Return the fields of SpoolStats that tell of the last recovery."""
+    """Return the fields of SpoolStats about the last recovery."""
     found = epochs.newest(pair.control, pair.header.log_id)
     names = ("recoveries", "recovered", "lost_records", "lost_bytes")
     return {name: 0 if found is None else getattr(found[1], name) for name in names}
@@ -762,7 +762,7 @@ def _check(key: bytes | None, type: int, timestamp: int | None) -> None:
 
 
 def _check_keys(keys: list[Any] | None, values: list[Any]) -> None:
-    """Raise for keys that aren't, or not one for each value."""
+    """Raise for invalid keys, or a wrong number of them."""
     if keys is None:
         return
     if len(values) != len(keys):
@@ -772,7 +772,7 @@ def _check_keys(keys: list[Any] | None, values: list[Any]) -> None:
 
 
 def _encode_all(values: list[Any], structured: Codec, pack: Callable[[Any], bytes] | None) -> tuple[list[bytes], bytes]:
-    """Return the stored bytes of all values, and a byte for each one's codec."""
+    """Return the stored bytes of all values, and one byte with the codec of each."""
     pairs = [encode(value, structured, pack) for value in values]
     return [value for value, _ in pairs], bytes(codec for _, codec in pairs)
 

@@ -1,7 +1,7 @@
-"""Look at every record of a log while others use it, and say what is damaged.
+"""Check every record of a log while others use it, and report damage.
 
-**No false alarms.** No lock is taken. What lies before `head` may be overwritten at any moment, so after each finding `head` is looked at
-again: a place that it has passed was no damage. Sequences that were left out on purpose after a restart of the machine are none either.
+**No false alarms.** No lock is taken. Bytes before `head` may be overwritten at any moment, so `head` is reread after each finding: bytes
+that it has passed were not damaged. Sequences left out on purpose after a restart of the machine are no damage either.
 """
 
 from __future__ import annotations
@@ -21,16 +21,15 @@ if TYPE_CHECKING:
     from kvspool.kernel.frames_py import FrameReader
     from kvspool.spool.pair import Pair
 
-BATCH = 256  # records looked at between two questions
+BATCH = 256  # records checked between two calls of `progress`
 
 
 class VerifyReport(msgspec.Struct, frozen=True):
-    """What a look at every record between the oldest one and the tail, as it was in the beginning, found.
+    """The result of checking every record between the oldest one and the tail, as of the start.
 
-    records, bytes: sound records, and what their keys and values take. damaged_records: sequences whose bytes are wrong; damaged: the
-    places, the first 1000 of them. left_out: sequences that no record has since a restart of the machine. overrun: sequences that
-    writers overwrote during the look, which is no fault. problems: what is wrong with headers, the key table, durable readers and
-    the list of producers.
+    records, bytes: sound records, and the size of their keys and values. damaged_records: sequences whose bytes are wrong; damaged: the
+    places, the first 1000 of them. left_out: sequences without a record since a restart of the machine. overrun: sequences that writers
+    overwrote meanwhile, which is no fault. problems: the faults of headers, the key table, durable readers and the list of producers.
     sync_error: errno of the first failed flush, 0 if there was none.
     """
 
@@ -53,7 +52,7 @@ class VerifyReport(msgspec.Struct, frozen=True):
 
 
 class _Look:
-    """One look from the oldest record to the tail."""
+    """One check from the oldest record to the tail."""
 
     def __init__(self, reader: FrameReader) -> None:
         self.reader = reader
@@ -63,7 +62,7 @@ class _Look:
         self.end, self.next_sequence, _ = reader.mark()
         self.records = self.bytes = self.left_out = self.overrun = 0
         self.damaged: list[Damage] = []
-        self._broken: tuple[int, int] | None = None  # where damage began, and the sequence expected there
+        self._broken: tuple[int, int] | None = None  # start of the damage, and the sequence expected there
 
     def go(self, progress: Progress) -> None:
         reader = self.reader
@@ -87,7 +86,7 @@ class _Look:
                 return
 
     def _catch_up(self) -> bool:
-        """Writers were faster: go on at the head. False if that is behind the end."""
+        """Continue at the head after an overrun. False if that is after the end."""
         reader, self._broken = self.reader, None
         while True:
             head = reader.head()
@@ -103,12 +102,12 @@ class _Look:
             return True
 
     def _jump(self, sequence: int, position: int) -> None:
-        """Go on at `sequence`: what lies between was damaged, or left out after a restart of the machine."""
+        """Continue at `sequence`: the records before it were damaged, or left out after a restart of the machine."""
         reader = self.reader
         restart = sequence // format.STRIDE * format.STRIDE
         if self._broken is not None:
             last = sequence if restart <= reader.sequence else restart
-            # Sequences before a restart that were never given out can't be told from lost ones; the place is damaged all the same.
+            # Unassigned sequences before a restart can't be distinguished from lost ones; the place is damaged in either case.
             missing = sequence - 1 if last == sequence else reader.sequence - 1
             self.damaged.append(Damage(self._broken[0], position - self._broken[0], self._broken[1], missing))
             self.left_out += sequence - 1 - missing
@@ -117,22 +116,22 @@ class _Look:
         reader.sequence, self._broken = sequence, None
 
     def _pass_over(self) -> None:
-        """Find the next sound frame; remember where the damage began, unless writers have overwritten it meanwhile."""
+        """Find the next sound frame; note the start of the damage, unless writers have overwritten it meanwhile."""
         reader = self.reader
         at = reader.position
         found = reader.find_frame(at + 8, self.end, reader.sequence, self.next_sequence - 1)
         if reader.head() > at:
             self._broken = None
-            return  # the next fetch says that it was overrun
+            return  # the next fetch reports the overrun
         self._broken = self._broken or (at, reader.sequence)
         reader.position = found
         if found < self.end and reader.sequence_at(found, self.end) == reader.sequence:
-            # Bytes that are no frames, and nothing is missing there: what a crash of the machine left behind.
+            # Bytes that are no frames, without a missing record: leftovers of a crash of the machine.
             self._broken = None
 
 
 def verify_pair(pair: Pair, progress: Progress | None = None) -> VerifyReport:
-    """Look at every record that is there now; `progress(done, all)` is called with bytes. Raises Corruption if the log's end is unknown."""
+    """Check every present record; `progress(done, all)` is called with bytes. Raises Corruption if the log's end is unknown."""
     look = _Look(pair.reader(0, 0))
     look.go(progress or (lambda done, all: None))
     return VerifyReport(
@@ -151,7 +150,7 @@ def verify_pair(pair: Pair, progress: Progress | None = None) -> VerifyReport:
 
 
 def _problems(pair: Pair) -> list[str]:
-    """Return what is wrong with the headers, which are read again past the mappings, the key table and the durable readers."""
+    """Return the faults of the headers, which are reread from the files, the key table and the durable readers."""
     found = []
     for name, fd, size in (
         (format.CONTROL_FILE, pair.control_fd, format.HEADER.size),
@@ -165,4 +164,4 @@ def _problems(pair: Pair) -> list[str]:
         known = len(pair.key_table.indexes)
         found.append(f"the key table has lost all keys after {known}: records that name later ones can't be decoded")
     lost = [slot for slot in slots.Slots(pair.control, pair.header.log_id).taken() if slot.newest() is None]
-    return found + [f"the durable reader {slot.name!r} (slot {slot.number}) has lost its place; delete it" for slot in lost]
+    return found + [f"the durable reader {slot.name!r} (slot {slot.number}) has lost its position; delete it" for slot in lost]

@@ -1,11 +1,11 @@
-"""A record's value where it lies in the ring, pinned so that no writer overwrites it.
+"""A view of a record's value in the ring, pinned so that no writer overwrites it.
 
-A pin is a shared lock on the frame's bytes of `spool.dat`, on a descriptor of its own, which the kernel frees when the process dies.
-Writers ask for such locks only while the word `pins` is set, so that nobody pays for what nobody does. The order is what makes it
-safe: a reader locks, sets the word, then looks whether `head` has passed the frame; a writer moves `head`, then looks at the word, then
-at the locks. One of them sees the other.
+A pin is a shared lock on the frame's bytes of `spool.dat`, on its own descriptor, which the kernel frees when the process ends. Writers
+query such locks only while the word `pins` is set, so that pins cost nothing when unused. The order makes it safe: a reader locks, sets the
+word, then checks whether `head` has passed the frame; a writer moves `head`, then checks the word, then the locks. One of them sees the
+other.
 
-After a resize the old ring is never written again: what lies there needs no pin.
+After a resize the old ring is never written again: views of it need no pin.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def view(cursor: Cursor) -> Iterator[memoryview]:
-    """Yield the value that comes next, and leave the cursor behind it. Raises OutOfRange, GapError, PermissionError."""
+    """Yield the next value, and move the cursor past it. Raises OutOfRange, GapError, PermissionError."""
     pin = _Pin()
     try:
         found = cursor.advance(lambda end: pin.take(cursor, end))
@@ -57,7 +57,7 @@ class _Pin(Handle):
         forks.register(self)
 
     def take(self, cursor: Cursor, end: int) -> list[memoryview]:
-        """Return the value of the next frame before `end`, pinned; nothing if there is none, and the reader says why."""
+        """Return the value of the next frame before `end`, pinned; nothing if there is none, and the reader has the reason."""
         pair, reader = cursor.pair, cursor.reader
         position, sequence = reader.position, reader.sequence
         found = reader.find(end)
@@ -69,12 +69,12 @@ class _Pin(Handle):
         if reader.head() > start:
             self.release()
             reader.position, reader.sequence = position, sequence
-            reader.find(end)  # says that it was overrun
+            reader.find(end)  # reports the overrun
             return []
         return [pair.ring[value_at : value_at + length]]
 
     def _lock(self, pair: Pair, offset: int, stored: int) -> None:
-        """Pin some bytes of the ring, so that every writer that moves `head` after our next look at it sees it."""
+        """Pin some bytes of the ring, so that every writer that moves `head` after our next check of it sees the pin."""
         if not pair.can_ask:
             raise pair.refusal("pin records of")
         self._file = Descriptor(pair.path / format.DATA_FILE, os.O_RDONLY)
@@ -87,18 +87,18 @@ class _Pin(Handle):
                 raise LogVanished(f"{pair.path} was deleted or replaced while it was open; open it again if it exists")
             return
         if not system.port.try_share(fd, format.DATA_START + offset, stored):
-            raise LockTimeout(f"somebody has locked the data of {pair.path} exclusively; no kvspool does that")
+            raise LockTimeout(f"another program has locked the data of {pair.path} exclusively; kvspool never does that")
         pair.control.cast("Q")[frames.PINS] = 1
         machine.fence()
 
     def release(self) -> None:
-        """Let writers go on."""
+        """Let writers continue."""
         file, self._file = self._file, None
         if file is not None:
             locks.give_back(file, self._process)
 
     def forked(self) -> None:
-        """In a forked child: the pin is the parent's; only our copy of its descriptor goes."""
+        """In a forked child: the pin is the parent's; close only our copy of its descriptor."""
         self.release()
 
     def __del__(self) -> None:

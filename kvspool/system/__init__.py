@@ -1,11 +1,11 @@
 """The one port to the operating system: files, mappings, locks, clock, entropy.
 
-Every call that this package makes to the system goes through `port`. Tests put another object in its place with
-`replaced(...)` to record the calls, to let the n-th one fail, or to kill the process there. The compiled twin of the frame loops
-takes its lock, clock and process id straight from C; everything else is the same for both.
+Every system call of this package goes through `port`. Tests replace it with `replaced(...)` to record the calls, to let the n-th one fail,
+or to kill the process there. The compiled twin of the frame loops calls lock, clock and process id directly from C; everything else is the
+same for both.
 
-Locks are *open file description* locks (`F_OFD_SETLK`, Linux 3.15). A POSIX record lock would vanish as soon as any
-descriptor of the file is closed in the process, and it would be shared by all its threads.
+Locks are *open file description* locks (`F_OFD_SETLK`, Linux 3.15). A POSIX record lock would be released as soon as any descriptor of the
+file is closed in the process, and all its threads would share it.
 """
 
 from __future__ import annotations
@@ -31,32 +31,32 @@ if TYPE_CHECKING:
 
 # struct flock on 64-bit Linux: type, whence, start, length, pid (which must be 0 for these locks).
 _FLOCK = struct.Struct("@hhqqi4x")
-_HANDLE, _HANDLE_BYTES = struct.Struct("@Ii"), 128  # struct file_handle, and the most bytes that follow it
+_HANDLE, _HANDLE_BYTES = struct.Struct("@Ii"), 128  # struct file_handle, and the largest number of bytes after it
 _SYSCALL, _TIMESPEC = ctypes.CDLL(None).syscall, struct.Struct("@qq")
 _SYS_FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "loongarch64": 98, "ppc64le": 221}.get(os.uname().machine)
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1
-_PAUSE = 0.001  # seconds between two looks at a word that cannot be slept on
+_PAUSE = 0.001  # seconds between polls of a word that doesn't support waiting
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, which the module mmap doesn't name
 _AT_CWD, _EXCHANGE = -100, 2  # of renameat2
-PRIVATE_FILE = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY  # how every file is opened
+PRIVATE_FILE = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY  # flags with which every file is opened
 
 
 class Port:
-    """The real system. A subclass in the tests overrides what it wants to watch or to break."""
+    """The real system. A subclass in the tests overrides the calls to watch or to break."""
 
-    # Files. Errors are the system's own OSError, untouched, and NotAFile where something else has a file's name.
+    # Files. Errors are the system's own OSError, unchanged, and NotAFile if the name is not a file's.
 
     def allow_more_files(self) -> None:
-        """Let this process have as many descriptors open as it may allow itself."""
+        """Raise this process's limit of open descriptors as far as permitted."""
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft != hard:
             with suppress(OSError, ValueError):
                 resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
-    # Both are the system's own functions: between the open and its owner no Python code runs, which a signal handler could interrupt.
-    # Only `Descriptor` calls them.
+    # Both are the system's own functions: between the open and its owner no Python code runs, which a signal handler could interrupt. Only
+    # `Descriptor` calls them.
     open = staticmethod(os.open)
-    close = staticmethod(select.epoll.close)  # of the owner that `Descriptor` has made
+    close = staticmethod(select.epoll.close)  # of the owner created by `Descriptor`
 
     def file_limit(self) -> int:
         """Return how many descriptors this process may have open."""
@@ -64,12 +64,12 @@ class Port:
         return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
     def thread_limit(self) -> int:
-        """Return how many threads the user of this process may have in all, while this process starts one."""
+        """Return the limit of threads of this process's user, while this process starts one."""
         soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
         return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
     def limit_threads(self, most: int) -> None:
-        """Set what `thread_limit` returns; root is not bounded by it."""
+        """Set the result of `thread_limit`; root is not bound by it."""
         soft = resource.RLIM_INFINITY if most == sys.maxsize else most
         resource.setrlimit(resource.RLIMIT_NPROC, (soft, resource.getrlimit(resource.RLIMIT_NPROC)[1]))
 
@@ -84,39 +84,40 @@ class Port:
             view, at = view[written:], at + written
 
     def truncate(self, fd: int, size: int) -> None:
-        """Cut the file to `size` bytes. Never a file that somebody may have mapped: a load behind its end kills."""
+        """Truncate the file to `size` bytes. Never a file that may be mapped: a load after its end kills the process."""
         os.ftruncate(fd, size)
 
     def allocate(self, fd: int, size: int) -> None:
-        """Reserve `size` bytes of disk for the file, so that a later store can't find the disk full."""
+        """Reserve `size` bytes of disk for the file, so that a later store can't fail on a full disk."""
         os.posix_fallocate(fd, 0, size)
 
     def set_mode(self, fd: int, mode: int) -> None:
-        """Set the permission bits, whatever the umask is."""
+        """Set the permission bits, regardless of the umask."""
         os.fchmod(fd, mode)
 
     def set_owner(self, fd: int, user: int, group: int) -> None:
         os.fchown(fd, user, group)
 
     def set_times(self, fd: int, accessed: int, modified: int) -> None:
-        """Set when the file was read and written last, in ns since the Unix epoch."""
+        """Set the times of the last read and write of the file, in ns since the Unix epoch."""
         os.utime(fd, ns=(accessed, modified))
 
     def status(self, fd: int) -> os.stat_result:
         return os.fstat(fd)
 
     def look_up(self, path: str | os.PathLike[str]) -> os.stat_result | None:
-        """Return the status of what the name stands for, links not followed; None if there is nothing."""
+        """Return the status of the file at a path, without following links; None if there is none."""
         try:
             return os.stat(path, follow_symlinks=False)
         except (FileNotFoundError, NotADirectoryError):
             return None
 
     def identity(self, path: str | os.PathLike[str]) -> str:
-        """Return what tells a file from every other one of its file system, also from a later one that got its inode number.
+        """Return an identity that distinguishes a file from every other one of its file system, also from a later one with its inode
+        number.
 
-        That is its handle, as NFS would know it; where the file system has none (overlayfs), the inode number alone. It stays when the
-        file is renamed and when the machine is restarted.
+        That is its handle, as NFS uses it; if the file system has none (overlayfs), only the inode number. It survives a rename of the file
+        and a restart of the machine.
         """
         handle, mount = ctypes.create_string_buffer(_HANDLE.pack(_HANDLE_BYTES, 0), _HANDLE.size + _HANDLE_BYTES), ctypes.c_int()
         name_to_handle = ctypes.CDLL(None, use_errno=True).name_to_handle_at
@@ -142,18 +143,18 @@ class Port:
         os.rename(source, target)
 
     def exchange(self, one: str | os.PathLike[str], other: str | os.PathLike[str]) -> None:
-        """Let two names change places, at once: whoever looks finds either the one state or the other."""
+        """Exchange two names atomically: every other process sees either the old or the new state."""
         rename = ctypes.CDLL(None, use_errno=True).renameat2
         if rename(_AT_CWD, os.fsencode(one), _AT_CWD, os.fsencode(other), _EXCHANGE):
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number), os.fspath(one), None, os.fspath(other))
 
     def link(self, source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-        """Give a file one more name."""
+        """Give a file another name."""
         os.link(source, target, follow_symlinks=False)
 
     def symlink(self, target: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
-        """Make a symbolic link at the path, which leads to the target."""
+        """Create a symbolic link at the path to the target."""
         os.symlink(target, path)
 
     def remove(self, path: str | os.PathLike[str]) -> None:
@@ -166,7 +167,7 @@ class Port:
         return os.listdir(path)
 
     def free_space(self, path: str | os.PathLike[str]) -> os.statvfs_result:
-        """Return how much room the file system at the path has."""
+        """Return the free space of the file system at the path."""
         return os.statvfs(path)
 
     # Memory.
@@ -177,36 +178,36 @@ class Port:
         return mmap.mmap(fd, size, flags=mmap.MAP_SHARED, prot=rights)
 
     def populate(self, memory: mmap.mmap, size: int) -> None:
-        """Map the first `size` bytes for stores now, not page by page at the first store to each; the pages count as changed.
+        """Map the first `size` bytes for stores now, instead of page by page at the first store to each; the pages count as changed.
 
-        Kernels before Linux 5.14 can't, and later ones needn't: errors are ignored.
+        Kernels before Linux 5.14 don't support this, and later ones may refuse: errors are ignored.
         """
         with suppress(OSError):
             memory.madvise(_POPULATE_WRITE, 0, size)
 
     def available_memory(self) -> int:
-        """Return how many bytes of memory the kernel can hand out without swapping."""
+        """Return how many bytes of memory the kernel can provide without swapping."""
         for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) << 10
         return 0
 
     def private_memory(self, size: int) -> mmap.mmap:
-        """Return new memory of this process alone, in large pages where the kernel has any: clearing many small ones takes longer."""
+        """Return new memory of this process, in large pages if the kernel has any: clearing many small ones takes longer."""
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         with suppress(OSError):  # a kernel without them
             memory.madvise(mmap.MADV_HUGEPAGE)
         return memory
 
     def release_pages(self, memory: mmap.mmap) -> None:
-        """Let the kernel take the pages of private memory when it needs them. Raises BufferError if anything still shares the memory."""
+        """Let the kernel reclaim the pages of private memory when it needs them. Raises BufferError if anything still shares the memory."""
         memory.resize(len(memory))  # which changes nothing, and is refused while there is an export
         memory.madvise(mmap.MADV_FREE)
 
     def fence(self) -> None:
         """Order every earlier store before every later load: a lock's atomic exchange does that.
 
-        A lock of its own each time: a signal handler that comes in the midst of this may have to order stores, too.
+        A new lock each time: a signal handler that interrupts this may have to order stores, too.
         """
         threading.Lock().acquire()
 
@@ -236,7 +237,7 @@ class Port:
         return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
 
     def is_shared(self, fd: int, at: int) -> bool:
-        """Return whether another open file description has a share of byte `at`."""
+        """Return whether another open file description holds a shared lock on byte `at`."""
         answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, at, 1, 0))
         return bool(_FLOCK.unpack(answer)[0] == fcntl.F_RDLCK)
 
@@ -251,13 +252,13 @@ class Port:
         return True
 
     def locked_from(self, fd: int, at: int, length: int) -> int:
-        """Return where the first lock of another open file description begins in some bytes; -1 if there is none."""
+        """Return the start of the first lock of another open file description in some bytes; -1 if there is none."""
         answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, at, length, 0))
         kind, _, start, _, _ = _FLOCK.unpack(answer)
         return -1 if kind == fcntl.F_UNLCK else max(at, start)
 
     def try_lock_file(self, fd: int, *, shared: bool) -> bool:
-        """Lock the whole file by `flock`, which other programs may use; False if another open file description holds it."""
+        """Lock the whole file by `flock`, as other programs may do; False if another open file description holds it."""
         try:
             fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -268,7 +269,7 @@ class Port:
         fcntl.flock(fd, fcntl.LOCK_UN)
 
     def lock_owner(self, fd: int, at: int, length: int) -> int:
-        """Return who holds a lock somewhere in these bytes: 0, nobody; a process id; or -1, an open file description of some process."""
+        """Return the holder of a lock in these bytes: 0, none; a process id; or -1, an open file description of some process."""
         answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, at, length, 0))
         kind, _, _, _, pid = _FLOCK.unpack(answer)
         return 0 if kind == fcntl.F_UNLCK else int(pid)
@@ -277,7 +278,7 @@ class Port:
 
     def inotify(self) -> INotify:
         """Return a new inotify descriptor, not inherited."""
-        from inotify_simple import INotify  # which imports subprocess and tempfile, and is used by followers alone
+        from inotify_simple import INotify  # which imports subprocess and tempfile, and is used only by followers
 
         return INotify()
 
@@ -286,7 +287,7 @@ class Port:
         return int(notifier.add_watch(path, mask))
 
     def remove_watch(self, notifier: INotify, descriptor: int) -> None:
-        """Watch no more what `add_watch` returned; one that went with its file is gone already."""
+        """Remove a watch that `add_watch` returned; one of a removed file is gone already."""
         with suppress(OSError):
             notifier.rm_watch(descriptor)
 
@@ -297,11 +298,11 @@ class Port:
         return bool(poll.poll(timeout * 1000))
 
     def read_events(self, fd: int) -> bytes:
-        """Return the events that wait on an inotify descriptor; there must be at least one."""
+        """Return the pending events of an inotify descriptor; there must be at least one."""
         return os.read(fd, 65536)
 
     def wait_word(self, words: memoryview, at: int, expected: int, timeout: float) -> None:
-        """Sleep while the low half of word `at` is `expected`, until `wake_word` or a signal, `timeout` seconds at most."""
+        """Sleep while the low half of word `at` is `expected`, until `wake_word` or a signal, at most `timeout` seconds."""
         futex = _futex(words, at)
         if futex is None:
             self.sleep(min(timeout, _PAUSE))
@@ -329,7 +330,7 @@ class Port:
         time.sleep(seconds)
 
     def user_id(self) -> int:
-        """Return the user with whose rights this process works."""
+        """Return the effective user of this process."""
         return os.geteuid()
 
     def process_id(self) -> int:
@@ -339,7 +340,7 @@ class Port:
         return os.urandom(size)
 
     def boot_id(self) -> bytes:
-        """Return the 16 bytes that tell this start of the machine from every other one."""
+        """Return the 16 bytes that identify this boot of the machine."""
         text = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
         return bytes.fromhex(text.strip().replace("-", ""))
 
@@ -349,11 +350,11 @@ class Port:
             text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         except OSError:
             return 0
-        # The command's name stands in parentheses and may hold anything, so count from the last one.
+        # The command's name is in parentheses and may contain any character, so count from the last one.
         return int(text.rpartition(")")[2].split()[19])
 
     def count_threads(self) -> tuple[int, int]:
-        """Return how many threads this process has, and how many all processes of its user that can be seen have together."""
+        """Return the number of threads of this process, and of all visible processes of its user."""
         ours, found, user = 0, 0, os.getuid()
         for name in os.listdir("/proc"):
             if not name.isdigit():
@@ -367,7 +368,7 @@ class Port:
         return ours, found
 
     def process_state(self, pid: int) -> str:
-        """Return what a process is doing, as its status file names it: "S (sleeping)", "T (stopped)"; "gone" if there is none."""
+        """Return the state of a process as in its status file: "S (sleeping)", "T (stopped)"; "gone" if there is none."""
         try:
             text = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
         except OSError:
@@ -375,7 +376,7 @@ class Port:
         return next((line.split(None, 1)[1] for line in text.splitlines() if line.startswith("State:")), "unknown")
 
     def pid_namespace(self) -> int:
-        """Return the inode of this process's pid namespace; the same pid means another process in another one."""
+        """Return the inode of this process's pid namespace; a pid in another namespace means another process."""
         try:
             return os.stat("/proc/self/ns/pid").st_ino
         except OSError:
@@ -387,7 +388,7 @@ class Port:
 
 
 def _futex(words: memoryview, at: int) -> ctypes.c_uint32 | None:
-    """Return the low half of word `at` for the kernel; None if it may only be read, is no memory, or the processor is unknown."""
+    """Return the low half of word `at` for the kernel; None if it is read-only, not memory, or the processor is unknown."""
     try:
         return ctypes.c_uint32.from_buffer(words, 8 * at) if _SYS_FUTEX is not None else None
     except (TypeError, ValueError):
@@ -399,7 +400,7 @@ port = REAL = Port()
 
 @contextmanager
 def replaced(other: Port) -> Iterator[Port]:
-    """Let every call go to `other` inside the `with` block."""
+    """Route every call to `other` during the `with` block."""
     global port
     before, port = port, other
     try:
@@ -409,7 +410,7 @@ def replaced(other: Port) -> Iterator[Port]:
 
 
 def refuse_unfit_host() -> None:
-    """Raise OSError where the format's assumptions don't hold: not Linux, or a big-endian processor."""
+    """Raise OSError if the host doesn't meet the format's assumptions: not Linux, or a big-endian processor."""
     if sys.platform != "linux":
         raise OSError(errno.ENOSYS, f"kvspool needs Linux (its locks and wake-ups); this is {sys.platform}")
     if sys.byteorder != "little":

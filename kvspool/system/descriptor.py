@@ -1,8 +1,9 @@
-"""An open file and its number, which one object owns.
+"""An open file and its number, owned by one object.
 
 A signal handler may raise an exception between any two steps of Python code. A bare number is lost if that happens after the system has
-opened the file, and closed twice if it happens after the system has closed it; the second close hits whatever file has the number by then.
-So a number is never kept alone: the system's answer goes into an object of C that closes it, within one call that no handler can interrupt.
+opened the file, and closed twice if it happens after the system has closed it. The second close would close another file that has the
+number by then. So a number is never stored alone: the result of the system call goes into a C object that closes it, within one call that
+no handler can interrupt.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from types import TracebackType
 from kvspool import system
 from kvspool.errors import Closed, NotAFile
 
-_NO_FILE = os.O_PATH | os.O_DIRECTORY  # flags of callers that want no regular file, or only its name
+_NO_FILE = os.O_PATH | os.O_DIRECTORY  # flags for directories, and for names without opening the file
 _OTHER_KINDS = (errno.ENXIO, errno.EISDIR, errno.ENODEV)  # the kernel's errors for a socket, a FIFO, a directory, a device
 _KINDS = {
     stat.S_IFIFO: "a FIFO",
@@ -28,22 +29,23 @@ _KINDS = {
 
 
 class Descriptor:
-    """An open file; its last component is no link, and it closes on exec. It closes with the object at the latest.
+    """An open file. Its last path component is not followed as a link, and it closes on exec. It is closed at the latest when the object is
+    freed.
 
-    The owner is an `epoll` object made from the number. It knows nothing about the file; it forgets the number before it closes it, closes
-    it once, and does so without any Python code when it is collected, so that no handler's exception is swallowed there.
+    The owner is an `epoll` object made from the number. It knows nothing about the file, and forgets the number before it closes it, so it
+    closes it once. It does so without any Python code when it is collected, so that no handler's exception is swallowed there.
     """
 
     __slots__ = ("__weakref__", "_file", "holds", "path")
 
     def __init__(self, path: str | os.PathLike[str], flags: int, mode: int = 0o600) -> None:
-        """Open a regular file, or with O_DIRECTORY a directory, and never wait for it.
+        """Open a regular file, or with O_DIRECTORY a directory, without blocking.
 
-        Raises the system's OSError; NotAFile for a FIFO, a socket, a device, or a directory in the place of a file: to open a FIFO may
-        block, to read a device may never end. A regular file ignores O_NONBLOCK.
+        Raises the system's OSError; NotAFile for a FIFO, a socket, a device, or a directory where a file is expected: opening a FIFO may
+        block, and reading a device may never end. A regular file ignores O_NONBLOCK.
         """
         self.path = path
-        self.holds: dict[int, object] = {}  # what holds the lock of a byte, see `locks.held`
+        self.holds: dict[int, object] = {}  # the holders of byte locks, see `locks.held`
         try:
             self._file = next(map(select.epoll.fromfd, map(system.port.open, (path,), (flags | system.PRIVATE_FILE,), (mode,))))
         except OSError as error:
@@ -55,7 +57,7 @@ class Descriptor:
             self._check_kind()
 
     def _check_kind(self) -> None:
-        """Raise NotAFile, and close it, unless it is a regular file."""
+        """Raise NotAFile, and close the file, unless it is a regular file."""
         try:
             kind = system.port.status(self.number).st_mode
             if not stat.S_ISREG(kind):
@@ -78,7 +80,7 @@ class Descriptor:
         return self._file.closed
 
     def close(self) -> None:
-        """Close the file, unless that was done. Raises the system's OSError; it is closed then, too."""
+        """Close the file, if it is open. Raises the system's OSError; the file is closed then, too."""
         if not self._file.closed:
             system.port.close(self._file)
 

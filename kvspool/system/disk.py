@@ -1,8 +1,8 @@
-"""Small files, read and replaced whole, and the names in a directory, put on disk.
+"""Read and replace small files as a whole, and flush the names in a directory.
 
-**A flush of a directory that fails** after a name was made, changed or removed can mean two things. Where the operation can be undone,
-it is: so `make_directory` and `put_in_place` leave nothing, and the next attempt flushes again. Where it can't, NameNotDurable
-says what was done (`done`). An operation passes `done` to its last flush only; an earlier one that fails raises the plain OSError.
+**A failed flush of a directory** after a name was created, changed or removed has one of two results. If the operation can be undone, it
+is: so `make_directory` and `put_in_place` leave nothing, and the next attempt flushes again. Otherwise NameNotDurable describes the
+operation (`done`). An operation passes `done` only to its last flush; an earlier one that fails raises the plain OSError.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ def read(path: Path, most: int, at: int = 0) -> bytes:
 
 
 def replace(path: Path, data: bytes, mode: int, *, rights: int | None = None, temporary: Path | None = None, done: str = "") -> None:
-    """Let a file have these bytes; on disk when it returns. After a crash it is the old one or the new one, whole.
+    """Replace the contents of a file; on disk when it returns. After a crash it is the old or the new one, whole.
 
-    mode: permission bits of the new file, less the umask; rights: the same, whatever the umask is. temporary: its name until then, on the
-    same file system; `NAME.tmp` beside it by default, and what a crash has left there is overwritten. Two at a time may not replace a file.
-    done: see `flush_directory`. Raises the system's OSError.
+    mode: permission bits of the new file, less the umask; rights: the same, regardless of the umask. temporary: its name until then, on the
+    same file system; by default `NAME.tmp` next to it. A leftover of a crash is overwritten. Two callers at once may not replace the same
+    file. done: see `flush_directory`. Raises the system's OSError.
     """
     if temporary is None:
         temporary = path.with_name(f"{path.name}.tmp")
@@ -42,7 +42,7 @@ def replace(path: Path, data: bytes, mode: int, *, rights: int | None = None, te
 
 
 def make_directory(path: Path, mode: int = 0o700) -> bool:
-    """Make a directory, its name on disk when this returns; False if it is there already. Nothing is left of it if the flush fails.
+    """Create a directory, its name on disk when this returns; False if it exists. If the flush fails, the directory is removed.
 
     Raises the system's OSError.
     """
@@ -53,17 +53,17 @@ def make_directory(path: Path, mode: int = 0o700) -> bool:
     try:
         flush_directory(path.parent)
     except BaseException:
-        with suppress(OSError):  # another process has put something into it already, and needs it
+        with suppress(OSError):  # another process has created files in it already, and needs it
             system.port.remove_directory(path)
         raise
     return True
 
 
 def put_in_place(building: Path, path: Path, release: Callable[[], None] | None = None) -> None:
-    """Rename a complete file or directory, its new name on disk when this returns. If anything fails it gets its old name back.
+    """Rename a complete file or directory, its new name on disk when this returns. If anything fails, the old name is restored.
 
-    release: called under the new name, before the flush. Raises the system's OSError, or what `release` raises; NameNotDurable in place of
-    an OSError if it couldn't get its old name back either.
+    release: called under the new name, before the flush. Raises the system's OSError, or the errors of `release`; NameNotDurable instead of
+    an OSError if the old name couldn't be restored either.
     """
     system.port.rename(building, path)
     try:
@@ -75,13 +75,13 @@ def put_in_place(building: Path, path: Path, release: Callable[[], None] | None 
             system.port.rename(path, building)
         except OSError:
             if isinstance(error, OSError):
-                raise NameNotDurable(f"{path} was made", os.fspath(path.parent), error) from error
+                raise NameNotDurable(f"{path} was created", os.fspath(path.parent), error) from error
         raise
 
 
 @contextmanager
 def step() -> Iterator[None]:
-    """Raise the plain OSError in place of NameNotDurable: the `with` block is a step of an operation that fails as a whole."""
+    """Raise the plain OSError instead of NameNotDurable: the `with` block is a step of an operation that fails as a whole."""
     try:
         yield
     except NameNotDurable as error:
@@ -90,9 +90,9 @@ def step() -> Iterator[None]:
 
 
 def flush_directory(path: Path, mode: int | None = None, *, done: str = "") -> None:
-    """Put the names in a directory on disk, after its permission bits were set if they are given.
+    """Flush the names in a directory to disk, after setting its permission bits if they are given.
 
-    done: what was done before, in words ("X was removed"). Raises the system's OSError: as NameNotDurable if `done` is given.
+    done: the finished operation, in words ("X was removed"). Raises the system's OSError: as NameNotDurable if `done` is given.
     """
     try:
         _flush_directory(path, mode)

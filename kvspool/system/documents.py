@@ -1,9 +1,8 @@
-"""Small files that hold JSON, TOML or text: read whole, within a bound, and parsed so that every fault of theirs is a ValueError.
+"""Small files of JSON, TOML or text: read whole, within a bound, and parsed so that every fault is a ValueError.
 
-A file of ours may have been cut, overwritten or edited by hand. Parsers meet such bytes with errors of many classes, some of which say
-nothing of the place. The functions here raise ValueError alone, whose text says what is wrong and where: at a byte, or at a path in the
-document. Callers make the error of their own of it, with the file's path and what to do. Of a key that is there twice in JSON the last
-one counts.
+A file may have been truncated, overwritten or edited manually. Parsers raise errors of many classes for such bytes, some without the
+position. The functions here raise only ValueError, whose text gives the fault and its position: a byte, or a path in the document. Callers
+convert it to their own error, with the file's path and advice. Of a key that occurs twice in JSON the last one counts.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ T = TypeVar("T")
 
 
 def load(path: Path, kind: type[T], most: int, fault: str, advice: str) -> T:
-    """Return what the JSON in a file says. Raises Corruption "PATH FAULT: what is wrong; ADVICE", NotAFile, or the system's OSError.
+    """Return the parsed JSON of a file. Raises Corruption "PATH FAULT: details; ADVICE", NotAFile, or the system's OSError.
 
-    most: bytes that the file may have.
+    most: maximum size of the file in bytes.
     """
     try:
         return from_json(read(path, most), kind)
@@ -47,7 +46,7 @@ def text(data: bytes) -> str:
 
 
 def from_json(data: bytes, kind: type[T]) -> T:
-    """Return what JSON says, as an object of a type that msgspec knows. Raises ValueError."""
+    """Parse JSON as an object of a type that msgspec supports. Raises ValueError."""
     try:
         return msgspec.json.decode(data, type=kind)
     except UnicodeDecodeError as error:
@@ -63,7 +62,7 @@ def from_json(data: bytes, kind: type[T]) -> T:
 
 
 def from_toml(data: bytes) -> dict[str, Any]:
-    """Return what TOML says. Raises ValueError."""
+    """Parse TOML. Raises ValueError."""
     import tomllib
 
     try:

@@ -1,9 +1,9 @@
 """Handles that survive a fork.
 
-A forked child shares its parent's open file descriptions: the parent's lock would count as the child's, and the child's unlock would free
-the parent's. So each handle registers here, gives up its lock descriptor in the child before anything else runs there, and opens its
-own when it is next used. A fork() from C passes this by; the writing path therefore compares process ids too. Only a child made by a bare
-system call, past libc, is not noticed.
+A forked child shares its parent's open file descriptions: the parent's lock would count as the child's, and the child's unlock would
+release the parent's. So each handle registers here, closes its lock descriptor in the child before anything else runs there, and opens its
+own on next use. A fork() from C bypasses this, so the writing path also compares process ids. Only a child made by a bare system call, past
+libc, is not noticed.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Protocol
 
 
 class Forkable(Protocol):
-    """A handle that wants to know that it now lives in a forked child."""
+    """A handle that must be notified in a forked child."""
 
     def forked(self) -> None:
-        """Give up what must not be shared with the parent. Runs in the child, where only one thread is left."""
+        """Drop everything that must not be shared with the parent. Runs in the child, which has only one thread."""
 
 
 _handles: weakref.WeakSet[Forkable] = weakref.WeakSet()

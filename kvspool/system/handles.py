@@ -1,4 +1,4 @@
-"""Handles: what holds descriptors, mappings, locks or threads of this process, and can therefore be neither copied nor pickled.
+"""Handles: owners of descriptors, mappings, locks or threads of this process, which can be neither copied nor pickled.
 
 A copy would close the same descriptor a second time, when its number may be that of another file.
 """
@@ -20,9 +20,9 @@ def refuse_copy(handle: object) -> NoReturn:
 
 
 class Handle:
-    """A mix-in: refuses `copy.copy`, `copy.deepcopy` and `pickle`, and lets `dir` show what users call.
+    """A mix-in: refuses `copy.copy`, `copy.deepcopy` and `pickle`, and lets `dir` show only methods for users.
 
-    HELPERS: public names of a class, besides those of its bases, that other modules of this project call, and no user.
+    HELPERS: public names of a class, besides those of its bases, for other modules of this project.
     """
 
     __slots__ = ()
@@ -45,6 +45,6 @@ class Closable(Protocol):
 
 def close_all(handles: Iterable[Closable]) -> None:
     """Close each of the handles, whatever the others raise; then raise the error of the first one that failed."""
-    with ExitStack() as closing:  # the last one first: its error is the context of those before it
+    with ExitStack() as closing:  # the last one first: its error is the context of the earlier ones
         for handle in handles:
             closing.callback(handle.close)

@@ -1,7 +1,7 @@
-"""Who holds a lock: four words that its holder writes down, so that whoever waits can be told.
+"""The holder of a lock: four words that it stores, so that waiters can report it.
 
-A hint. The kernel decides who holds the lock; the words say who took it last. A process id alone would not do: it means another process in
-another container, after a restart of the machine, or once it was used again.
+A hint. The kernel decides who holds the lock; the words name its last owner. A process id alone would not suffice: it means another process
+in another container, after a restart of the machine, or once it is reused.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ def ours() -> tuple[int, int, int, int]:
 
 
 def is_gone(words: Sequence[int]) -> bool:
-    """Return whether the holder is a process of this machine and container that has ended, as far as it can be known here."""
+    """Return whether the holder is a process of this machine and container that has ended, as far as that can be known here."""
     pid, start, boot, namespace = words
     is_here = boot == int.from_bytes(system.port.boot_id()[:8], "little") and namespace == system.port.pid_namespace()
     return is_here and system.port.process_start(pid) != start
 
 
 def describe(words: Sequence[int]) -> str:
-    """Return the holder in words for people, as far as it can be known here."""
+    """Describe the holder in readable words, as far as it can be known here."""
     pid, start, boot, namespace = words
     if boot != int.from_bytes(system.port.boot_id()[:8], "little") or namespace != system.port.pid_namespace():
         return f"process {pid} of another container"

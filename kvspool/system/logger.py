@@ -1,4 +1,4 @@
-"""The logger of the package, imported when there is something to say: most programs never need the module logging."""
+"""The logger of the package, imported on the first message: most programs never need the module logging."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def warn(words: str, *values: object) -> None:
 
 
 def inform(words: str, *values: object) -> None:
-    """Log for information to the logger `kvspool`."""
+    """Log a message of level INFO to the logger `kvspool`."""
     import logging
 
     logging.getLogger("kvspool").info(words, *values)

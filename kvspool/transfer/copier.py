@@ -1,8 +1,8 @@
-"""Copy the records of one log into another one of any format, and go on where a copy was ended.
+"""Copy the records of one log into another one of any format, and resume an interrupted copy.
 
-**Where it goes on.** Sequences stay what they are where the target lets them: then the target's own end says how far the copy came, and its
-last record is compared with the source's. Elsewhere a note beside the target does, which is on disk before what it is needed for; see
-`note`. So the same call continues a copy that was killed at any moment, and no record comes twice or is left out.
+**Resuming.** If the target can keep the sequences, its own end shows how far the copy came, and its last record is compared with the
+source's. Otherwise this is stored in a note next to the target, which is on disk before it is needed; see `note`. So the same call
+continues a copy that was killed at any moment, and no record is duplicated or left out.
 
 **Durability.** When it returns, the copy is on disk. It is appended in batches of some MiB.
 """
@@ -32,15 +32,16 @@ from kvspool.transfer.rows import Room, Rows, latest, lost, may_lose
 from kvspool.transfer.sources import Source
 from kvspool.transfer.targets import QueueTarget, SpoolTarget, Target
 
-LEAST_CAPACITY = 64 << 20  # bytes of a spool that is made for a copy
-FRAME = 48  # bytes that a record takes at most in a spool, besides key and value
+LEAST_CAPACITY = 64 << 20  # bytes of a spool that is created for a copy
+FRAME = 48  # most bytes that a record takes in a spool in addition to key and value
 
 
 class CopyPlan(msgspec.Struct, frozen=True):
-    """What a copy is going to do. first_sequence: of the source, that comes next; target_sequence: that it will have, None in a queue.
+    """The plan of a copy.
 
-    keeps_sequences: they stay what they are. may_lose: what the source's format has and the target's has not. is_continued: the target has
-    a part of the copy already.
+    first_sequence: the next one of the source; target_sequence: its sequence in the target, None in a queue. keeps_sequences: whether they
+    stay the same. may_lose: fields that the source's format has and the target's has not. is_continued: the target already has a part of
+    the copy.
     """
 
     source: str
@@ -55,13 +56,13 @@ class CopyPlan(msgspec.Struct, frozen=True):
 
 
 class CopyReport(msgspec.Struct, frozen=True):
-    """What a run of a copy has done.
+    """The result of one run of a copy.
 
-    records, bytes: copied by this run, bytes being those of keys and values. gaps: records that the source could not give. not_kept: what
-    records had and the target has no room for: "keys", "empty keys", "types", "timestamps", "codecs"; and "sequences" where they are
-    others now. first_sequence, last_sequence: of the source; target_first_sequence, target_last_sequence: of the same records in the
-    target; None for no record, and in a queue. is_continued: the target had a part of the copy already. torn: where files of kvspool v1
-    were cut off.
+    records, bytes: copied by this run; bytes are those of keys and values. gaps: records that the source could not deliver. not_kept:
+    fields of records that the target can't store: "keys", "empty keys", "types", "timestamps", "codecs"; and "sequences" if they have
+    changed. first_sequence, last_sequence: of the source; target_first_sequence, target_last_sequence: of the same records in the target;
+    None for no record, and in a queue. is_continued: the target already had a part of the copy. torn: places where files of kvspool v1 end
+    with an incomplete frame.
     """
 
     source: str
@@ -98,24 +99,24 @@ def copy(
     timeout: float = TIMEOUT,
     **options: Any,
 ) -> CopyReport:
-    """Copy the records that are in one log now into another one, which is made if there is none; the copy is on disk when it returns.
+    """Copy the present records of one log into another one, which is created if necessary; the copy is on disk when it returns.
 
-    Sequence, timestamp, type, key and codec are kept where the target has room for them. The same call goes on where one was ended, and
-    copies what is new since. One copy at a time fills a target, and nobody else should append to it.
+    Sequence, timestamp, type, key and codec are kept if the target can store them. The same call resumes an interrupted copy, and copies
+    newer records. Only one copy at a time fills a target, and no other program should append to it.
 
     source: a spool, a journal of any format, a queue (its entries stay there), or a directory of kvspool v1. source_format, source_options:
-    what `kvspool.open` is told of it, where that can't be found out. format: of the target: "spool", "queue", or one of a journal; by
-    default the source's, of kvspool v1 "spool". options: what `kvspool.create`, or `kvspool.queue.create`, takes for a target that isn't
-    there yet. A spool gets room for all by default.
+    options of `kvspool.open` for it, where they can't be detected. format: of the target: "spool", "queue", or one of a journal; by default
+    the source's, for kvspool v1 "spool". options: those of `kvspool.create`, or `kvspool.queue.create`, for a new target. By default a
+    spool gets room for all records.
 
-    start, end, limit: where to begin, the sequence to end before, how many records from `start` on. on_gap: what becomes of records that
-    the source has lost: "raise" (GapError), or "yield" or "skip", which go on and report them; kvj leaves their sequences out in any case.
-    lossy: go on although records have something that the target has no room for, and let a spool overwrite the oldest ones of the copy.
-    append: to a target that holds other records. before: called once before the first record is written. timeout: seconds for each lock.
+    start, end, limit: the first record, the sequence to end before, and the maximum number of records from `start` on. on_gap: for lost
+    records of the source: "raise" (GapError), or "yield" or "skip", which continue and report them; kvj leaves their sequences out in any
+    case. lossy: continue although the target can't store some fields, and let a spool overwrite the oldest records of the copy. append: to
+    a target that holds other records. before: called once before the first record is written. timeout: seconds for each lock.
 
-    Raises TypeError for unknown options, NotKept, OtherRecords, TooLarge (naming the record), SpoolFull, QueueFull, GapError,
-    LockTimeout (another copy fills the target), ValueError, what opening and creating logs raises, or the system's OSError. What was
-    copied before stays, and the same call goes on there.
+    Raises TypeError for unknown options, NotKept, OtherRecords, TooLarge (naming the record), SpoolFull, QueueFull, GapError, LockTimeout
+    (another copy fills the target), ValueError, the errors of opening and creating logs, or the system's OSError. Records copied before the
+    error stay, and the same call continues there.
     """
     options = {name: value for name, value in options.items() if value is not None}
     refuse_unknown("copy", options, {*logs.all_options(), *queues.options(), *(copy.__kwdefaults__ or ())})
@@ -142,11 +143,11 @@ def _check(source: Path, target: Path, format: str | None, end: int | None, limi
     if real == other or f"{other}/".startswith(f"{real}/") or f"{real}/".startswith(f"{other}/"):
         raise ValueError(f"a log can't be copied into itself: {source} and {target}")
     if not target.parent.is_dir():
-        raise FileNotFoundError(f"{target.parent} is no directory; make it first")
+        raise FileNotFoundError(f"{target.parent} is not a directory; create it first")
 
 
 def _target(origin: Source, path: Path, format: str | None, first: int, notes: Notes, options: dict[str, Any], timeout: float) -> Target:
-    """Return the target, open; it is made if there is none, and made anew if somebody died while he made it."""
+    """Open the target, or create it; one that a killed process left incomplete is recreated."""
     wanted = format or ("spool" if origin.format == "v1" else origin.format)
     note = notes.load()
     if note is not None and not note.is_made:
@@ -159,7 +160,7 @@ def _target(origin: Source, path: Path, format: str | None, first: int, notes: N
             raise ValueError(f"{path} has the format {found.format}, not {format}")
         return found
     if note is not None and note.is_made and wanted == "queue" and note.source == origin.identity:
-        raise OtherRecords(f"{path} is gone: its entries were taken out; remove {notes.directory} to copy all of them again")
+        raise OtherRecords(f"{path} was removed: its entries were taken out; remove {notes.directory} to copy all of them again")
     notes.store(Note(source=origin.identity, is_made=False))
     made = targets.create(path, wanted, first, _options(origin, wanted, options))
     notes.clear()
@@ -167,7 +168,7 @@ def _target(origin: Source, path: Path, format: str | None, first: int, notes: N
 
 
 def _discard(path: Path, format: str, timeout: float) -> None:
-    """Remove a target that isn't whole."""
+    """Remove an incomplete target."""
     try:
         if targets.exists(path):
             with targets.open(path, timeout) as there:
@@ -180,7 +181,7 @@ def _discard(path: Path, format: str, timeout: float) -> None:
 
 
 def _options(origin: Source, format: str, given: dict[str, Any]) -> dict[str, Any]:
-    """Return what the target is made with: as the source was where nothing else is said, with room for all."""
+    """Return the options of a new target: those given, else the source's, with room for all records."""
     if format == "queue":
         return given
     known = origin.options if format == origin.format else {name: value for name, value in origin.options.items() if name == "codec"}
@@ -193,8 +194,11 @@ def _options(origin: Source, format: str, given: dict[str, Any]) -> dict[str, An
 
 
 class _Work:
-    """One run. sequence: of the source, that comes next; `at`: the one that it gets in a target with sequences; begun, since: the same of
-    the first record that an earlier run, or this one, has copied."""
+    """One run.
+
+    sequence: of the source's next record; `at`: its sequence in a target with sequences; begun, since: the same for the first record that
+    an earlier run, or this one, has copied.
+    """
 
     def __init__(self, origin: Source, target: Target, notes: Notes, on_gap: OnGap, lossy: bool) -> None:
         self.origin = origin
@@ -205,20 +209,23 @@ class _Work:
         self._kinds = may_lose(origin.room, target.room)
         self._gaps: list[Gap] = []
         self._lost: dict[str, int] = {}
-        self._edges: tuple[int, int, int, int] | None = None  # where what was copied begins, and ends, in source and target
+        self._edges: tuple[int, int, int, int] | None = None  # start and end of the copied records, in source and target
         self._records = self._bytes = 0
         self.sequence = self.begun = self.at = self.since = 0
         self.is_continued = False
 
-    # Where to go on.
+    # Resume.
 
     @property
     def _keeps_sequences(self) -> bool:
         return self.target.has_sequences and self.origin.has_sequences and self.at == self.sequence
 
     def find_place(self, first: int, append: bool, *, leaves_out: bool) -> None:
-        """Find out what comes next, and where. leaves_out: what lies before the sequence `first` isn't wanted. Raises OtherRecords,
-        Corruption."""
+        """Find the next record of the source, and its sequence in the target. leaves_out: records before the sequence `first` aren't
+        wanted.
+
+        Raises OtherRecords, Corruption.
+        """
         note, there = self._notes.load(), self.target.range()
         if note is not None and note.source == self.origin.identity:
             self._go_on(note, there)
@@ -227,7 +234,7 @@ class _Work:
             self.begun, self.since, self.sequence, self.at = max(first, there.start), there.start, there.stop, there.stop
         elif there and not append:
             raise OtherRecords(
-                f"{self.target.path} holds records that aren't those of {self.origin.path}; append=True (--append) copies behind them"
+                f"{self.target.path} holds records that aren't those of {self.origin.path}; append=True (--append) copies after them"
             )
         else:
             self.begun = self.sequence = first
@@ -241,7 +248,7 @@ class _Work:
         self._remember()
 
     def _is_emptied(self, first: int, there: range) -> bool:
-        """Return whether the target has no record any more, or none yet, and goes on with a later one of the source."""
+        """Return whether the target is empty and continues with a later record of the source."""
         has_sequences = self.target.has_sequences and self.origin.has_sequences
         return has_sequences and not there and first < there.stop <= self.origin.range().stop
 
@@ -250,18 +257,18 @@ class _Work:
         if not (self.target.has_sequences and self.origin.has_sequences):
             return False
         if there.stop - 1 < self.origin.range().start and self._on_gap != "raise":
-            return True  # the source has lost what could be compared
+            return True  # the source has lost the record to compare
         return self._is_same(there.stop - 1)
 
     def _is_same(self, sequence: int) -> bool:
-        """Return whether the target's last record is the source's with a sequence."""
+        """Return whether the target's last record is the source's record with a sequence."""
         ours, theirs = self.target.last(), self.origin.one(sequence)
         return ours is not None and theirs is not None and _same(ours, theirs, self.target, self.origin.room)
 
     def _go_on(self, note: Note, there: range) -> None:
-        """Stand behind what was copied since a note. Raises OtherRecords, or Corruption for a note that says nothing."""
+        """Continue after the records copied since a note. Raises OtherRecords, or Corruption for an invalid note."""
         if len(note.at) != (1 if self.target.has_sequences else 2) or min(note.first, note.sequence, note.since, *note.at) < 0:
-            raise Corruption(f"{self._notes.directory} doesn't say how far the copy came; remove it and the target, and copy anew")
+            raise Corruption(f"{self._notes.directory} doesn't say how far the copy came; remove it and the target, and copy again")
         if isinstance(self.target, QueueTarget):
             copied = queues.behind(self.target.queue, (note.at[0], note.at[1]))
             done = len(copied)
@@ -272,13 +279,13 @@ class _Work:
             is_lost = note.sequence + done - 1 < self.origin.range().start
             is_sound = done == 0 or done > 0 and (is_lost or self._is_same(note.sequence + done - 1))
         if not is_sound:
-            raise OtherRecords(f"{self.target.path} has got records since that aren't those of {self.origin.path}, so it can't go on there")
+            raise OtherRecords(f"{self.target.path} has new records that aren't those of {self.origin.path}, so the copy can't continue")
         self.is_continued = True
         self.begun, self.since = note.first, note.since
         self.sequence, self.at = note.sequence + done, there.stop
 
     def _remember(self) -> None:
-        """Have on disk what the target can't say of the place that comes next."""
+        """Store a note on disk if the target alone can't tell the next position."""
         if self._keeps_sequences:
             self._notes.clear()
             return
@@ -286,7 +293,7 @@ class _Work:
         at = list(queues.end(self.target.queue)) if isinstance(self.target, QueueTarget) else [self.at]
         self._notes.store(Note(source=self.origin.identity, first=self.begun, sequence=self.sequence, at=at, since=self.since))
 
-    # What is copied.
+    # Copy.
 
     def run(
         self,
@@ -295,7 +302,7 @@ class _Work:
         before: Callable[[CopyPlan], object] | None,
         progress: Callable[[CopyProgress], object] | None,
     ) -> CopyReport:
-        """Copy what is there now. Raises what `copy` raises."""
+        """Copy the present records. Raises the errors of `copy`."""
         if end is not None:
             end = max(self.sequence, min(end, self.origin.range().stop))
         left = None if limit is None else max(0, limit - self._copied())
@@ -321,7 +328,7 @@ class _Work:
         return sum(len(item.values) for item in self.origin.read(self.begun, self.sequence) if isinstance(item, Rows))
 
     def _survey(self, end: int | None, left: int | None) -> None:
-        """Raise NotKept if a record that is to be copied has a field that the target has no room for.
+        """Raise NotKept if a record of the copy has a field that the target can't store.
 
         Damage ends the survey: the copy ends there, too, with the records before it.
         """
@@ -336,12 +343,12 @@ class _Work:
         if found:
             words = ", ".join(f"{kind} (sequence {sequence})" for kind, sequence in found.items())
             raise NotKept(
-                f"records of {self.origin.path} have what the format {self.target.format} can't keep: {words}; "
+                f"records of {self.origin.path} have fields that the format {self.target.format} can't store: {words}; "
                 "choose another one, or lossy=True (--lossy)"
             )
 
     def _pass(self, gap: Gap) -> None:
-        """Go on behind what the source has lost."""
+        """Continue after lost records of the source."""
         self._gaps.append(gap)
         if self.target.may_leave_out:
             self.at += gap.last + 1 - self.sequence
@@ -370,7 +377,7 @@ class _Work:
         if not self.target.has_sequences:
             self._remember()
 
-    # What is said of it.
+    # Reports.
 
     def _plan(self) -> CopyPlan:
         origin, target = self.origin, self.target
@@ -410,7 +417,7 @@ class _Work:
 
 
 def _limited(items: Iterator[Rows | Gap], left: int | None) -> Iterator[Rows | Gap]:
-    """Yield rows and gaps up to so many records."""
+    """Yield rows and gaps up to a number of records."""
     for item in items:
         if left is None or isinstance(item, Gap):
             if left != 0:
@@ -425,7 +432,7 @@ def _limited(items: Iterator[Rows | Gap], left: int | None) -> Iterator[Rows | G
 
 
 def _same(ours: Rows, theirs: Rows, target: Target, room: Room) -> bool:
-    """Return whether the one record of the target is a copy of the one of the source, as far as it can keep it."""
+    """Return whether the target's record is a copy of the source's record, as far as it can store it."""
     kept = target.room
     columns: list[tuple[object, object]] = [(ours.values, theirs.values)]
     if kept.keys and room.keys:

@@ -1,13 +1,13 @@
-"""Take records out of a log into a file, and out of a file into a log: JSON lines, Parquet, and directories of kvspool v1.
+"""Export the records of a log to a file, and import a file into a log: JSON lines, Parquet, and directories of kvspool v1.
 
 **JSON lines.** One object for each record: sequence, timestamp (ns since 1970), type, codec (its name), key, value. A key or value that
-JSON can't say exactly stands in base64 as `key_base64` or `value_base64`. A key of null is no key.
+JSON can't represent exactly is stored in base64 as `key_base64` or `value_base64`. A key of null is no key.
 
 **Parquet.** The columns of `read_arrow`, and codec (int32); a row group for each batch. Needs the extra `arrow`.
 
-Values come back byte for byte. Only keyed ones don't, since their key table belongs to the log: they stand in the file as what
-they mean (in Parquet as plain MessagePack), and are packed anew by a log that has a key table. Sequences are the log's: an import gives
-new ones, in order. Timestamps are kept as far as they never decrease.
+Values survive an export and import byte for byte, except keyed ones, since their key table belongs to the log. The file holds them decoded
+(in Parquet as plain MessagePack), and a log that has a key table encodes them again. Sequences are the log's: an import assigns new ones,
+in order. Timestamps are kept unless they decrease.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _to_msgpack = msgspec.msgpack.Encoder().encode
 
 
 class Exported(msgspec.Struct, frozen=True):
-    """What was written. lost: records that could not be read, not counting numbers left out after a restart; gaps: all of them."""
+    """The result of an export. lost: records that could not be read, not counting numbers left out after a restart; gaps: all of them."""
 
     records: int
     lost: int
@@ -50,7 +50,9 @@ class Exported(msgspec.Struct, frozen=True):
 
 
 class Imported(msgspec.Struct, frozen=True):
-    """What was appended; first_sequence and last_sequence are None for nothing. torn: files of kvspool v1 whose end was cut off."""
+    """The result of an import; first_sequence and last_sequence are None if it was empty. torn: files of kvspool v1 with an incomplete
+    end.
+    """
 
     records: int
     first_sequence: int | None
@@ -59,7 +61,7 @@ class Imported(msgspec.Struct, frozen=True):
 
 
 class Line(msgspec.Struct):
-    """A line of a file to import; what isn't there has these values."""
+    """A line of a file to import; missing members have these values."""
 
     timestamp: int = -1
     type: int = 0
@@ -73,7 +75,7 @@ class Line(msgspec.Struct):
 _LINES = msgspec.json.Decoder(Line)
 
 
-# Out of a log.
+# Export.
 
 
 def export(
@@ -86,11 +88,11 @@ def export(
     on_gap: OnGap = "raise",
     progress: Progress | None = None,
 ) -> Exported:
-    """Write the records that are there now to a binary file, up to sequence `end` (not included) if that is given.
+    """Write the present records to a binary file, up to sequence `end` (not included) if that is given.
 
-    format: "jsonl" or "parquet". on_gap: "raise" ends with GapError at the first lost record; "yield" and "skip" go on, and
-    the result lists the Gaps. progress: called with the number of records so far. Raises what `Log.read` raises, Undecodable for a keyed
-    value whose keys are damaged, OSError of the file, ValueError. All records before an error are in the file.
+    format: "jsonl" or "parquet". on_gap: "raise" ends with GapError at the first lost record; "yield" and "skip" continue, and the result
+    lists the Gaps. progress: called with the number of records so far. Raises the errors of `Log.read`, Undecodable for a keyed value whose
+    keys are damaged, OSError of the file, ValueError. All records before an error are in the file.
     """
     if format not in FORMATS:
         raise ValueError(f"a format is one of {', '.join(FORMATS)}, not {format!r}")
@@ -143,7 +145,7 @@ def _name(codec: int) -> str | int:
 
 
 def _text(value: bytes | None) -> str | bytes | None:
-    """Return bytes as text if they are that, as they are otherwise."""
+    """Return bytes as text if they are UTF-8, else unchanged."""
     try:
         return None if value is None else value.decode()
     except UnicodeDecodeError:
@@ -151,7 +153,7 @@ def _text(value: bytes | None) -> str | bytes | None:
 
 
 def _content(record: Record) -> Any:
-    """Return the value as JSON can say it so that it comes back byte for byte; its bytes otherwise."""
+    """Return the value if JSON can restore it byte for byte; its bytes otherwise."""
     value = plain(record)
     if record.codec == Codec.JSON:
         return msgspec.Raw(value) if _is_line(value) else value
@@ -165,7 +167,7 @@ def _content(record: Record) -> Any:
 
 
 def _is_line(value: bytes) -> bool:
-    """Return whether these bytes can stand in a line, and be cut out of it again."""
+    """Return whether these bytes can be part of a line, and be cut out of it again."""
     try:
         msgspec.json.decode(value)
         value.decode()
@@ -196,14 +198,14 @@ def _row_bytes(row: tuple[int, int, int, int, bytes | None, bytes]) -> int:
     return len(row[4] or b"") + len(row[5])
 
 
-# Into a log.
+# Import.
 
 
 def import_(log: Spool, file: IO[bytes], format: str = "jsonl", *, progress: Progress | None = None) -> Imported:
     """Append the records of a binary file, in order, in batches that are appended whole or not at all.
 
-    format: "jsonl" or "parquet". Raises NotImportable for what is no record, naming line or row and how far it came; what
-    `Log.append_many` raises (a batch that finds no room is not appended); ValueError; OSError of the file.
+    format: "jsonl" or "parquet". Raises NotImportable for an invalid record, with its line or row and the number of imported records; the
+    errors of `Log.append_many` (a batch without room is not appended); ValueError; OSError of the file.
     """
     if format not in FORMATS:
         raise ValueError(f"a format is one of {', '.join(FORMATS)}, not {format!r}")
@@ -211,7 +213,7 @@ def import_(log: Spool, file: IO[bytes], format: str = "jsonl", *, progress: Pro
 
 
 def append_rows(log: Spool, rows: Iterable[Row], progress: Progress | None = None, torn: list[str] | None = None) -> Imported:
-    """Append rows in batches that are published at once; an error that comes in between says how far it came."""
+    """Append rows in batches that are published at once; an error reports how many were appended."""
     batch: list[Row] = []
     size = count = 0
     first = last = None
@@ -300,7 +302,7 @@ def _parquet_rows(file: IO[bytes]) -> Iterator[Row]:
     try:
         source = parquet.ParquetFile(file)
     except pa.ArrowInvalid as error:
-        raise NotImportable(f"no Parquet file: {error}") from error
+        raise NotImportable(f"not a Parquet file: {error}") from error
     names = set(source.schema_arrow.names)
     if "value" not in names:
         raise NotImportable("a column named value is missing")
@@ -336,14 +338,14 @@ def _column(batch: pyarrow.RecordBatch, name: str, kind: str) -> list[Any]:
     return values
 
 
-# Out of a directory of kvspool v1.
+# Import of a directory of kvspool v1.
 
 
 def import_v1(log: Spool, path: Path, *, unread: bool = False, progress: Progress | None = None) -> Imported:
     """Append the records of a spool directory of kvspool v1, which are dicts of strings, in the order in which they were written.
 
-    unread: only those behind the place of its reader. A frame that was cut off at the end of a file ends that file, and is listed in
-    `torn`; anything else that is not as it must be raises NotImportable, naming file and byte, and how far it came.
+    unread: only those after the position of its reader. An incomplete frame at the end of a file ends that file, and is listed in `torn`.
+    Any other fault raises NotImportable, with file, byte and the number of imported records.
     """
     from kvspool.opening import v1
 

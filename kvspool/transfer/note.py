@@ -1,7 +1,7 @@
-"""What a copy must remember while the target itself can't say how far it came: a hidden directory beside the target.
+"""The note of a copy, for a target that can't show how far the copy came: a hidden directory next to the target.
 
-`.NAME.copy` is locked by the copy that fills NAME, so that there is one at a time. `note` in it is replaced whole, on disk. It is there
-while the target is being made; and as long as sequences in the target are others than in the source, or there are none.
+`.NAME.copy` is locked by the copy that fills NAME, so that there is only one at a time. Its file `note` is replaced whole, on disk. It
+exists while the target is being created, and while sequences in the target differ from the source's, or don't exist.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ LARGEST = 65536  # bytes
 
 
 class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """source: what is copied, by all that it is known by. is_made: the target is there, whole. first: sequence of the source where the copy
-    began. sequence: of the source that came, or comes, to the place `at` of the target: a sequence, or a chunk and a byte in it. since:
-    the target's sequence where the copy began."""
+    """source: identity of the source. is_made: the target is complete. first: sequence of the source at which the copy began. sequence: of
+    the source's record that is stored, or will be stored, at the position `at` of the target: a sequence, or a chunk and a byte in it.
+    since: the target's sequence at which the copy began.
+    """
 
     source: list[str]
     is_made: bool = True
@@ -37,7 +38,7 @@ class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 class Notes(Handle):
-    """The place of the note, locked."""
+    """The directory of the note, locked."""
 
     def __init__(self, directory: Path, file: Descriptor) -> None:
         self.directory = directory
@@ -58,14 +59,14 @@ class Notes(Handle):
         disk.replace(self._path, msgspec.json.encode(note), 0o600)
 
     def clear(self) -> None:
-        """Remove the note: the target says all."""
+        """Remove the note: the target shows the progress."""
         for path in (self._path, self._path.with_name(f"{NAME}.tmp")):
             with suppress(FileNotFoundError):
                 system.port.remove(path)
         disk.flush_directory(self.directory)
 
     def close(self) -> None:
-        """Let the next copy come. The directory goes with its last file."""
+        """Release the lock for the next copy. The directory is removed with its last file."""
         with suppress(OSError):
             system.port.remove_directory(self.directory)
         self._file.close()
@@ -73,7 +74,7 @@ class Notes(Handle):
 
 @contextmanager
 def locked(target: Path) -> Iterator[Notes]:
-    """Be the only copy that fills a target. Raises LockTimeout if another one does, and the system's OSError."""
+    """Lock a target for this copy. Raises LockTimeout while another copy fills it, and the system's OSError."""
     notes = _locked(target.with_name(f".{target.name}.copy"), target)
     try:
         yield notes
@@ -87,10 +88,10 @@ def _locked(directory: Path, target: Path) -> Notes:
         try:
             file = Descriptor(directory, os.O_RDONLY | os.O_DIRECTORY)
         except FileNotFoundError:
-            continue  # the copy before us has just removed it
+            continue  # the previous copy has just removed it
         try:
             if not system.port.try_lock_file(file.number, shared=False):
-                raise LockTimeout(f"another copy fills {target}; wait until it has ended")
+                raise LockTimeout(f"another copy fills {target}; wait until it has finished")
             there = system.port.look_up(directory)
             if there is not None and there.st_ino == system.port.status(file.number).st_ino:
                 return Notes(directory, file)

@@ -1,4 +1,4 @@
-"""How far a copy has got."""
+"""The progress of a copy."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import msgspec
 
 
 class CopyProgress(msgspec.Struct, frozen=True):
-    """records, bytes: copied by this run so far, bytes being those of keys and values. all: sequences that it has to look at, 0 if that
-    isn't known."""
+    """records, bytes: copied by this run so far; bytes are those of keys and values. all: sequences to read, 0 if unknown."""
 
     records: int
     bytes: int

@@ -1,4 +1,4 @@
-"""Records on their way from one log into another: columns, and what a log of some format has room for."""
+"""Records in transit from one log to another: columns, and the fields that a log of a format can store."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from kvspool.journal.format import Format
 from kvspool.record import NO_TIME, Codec, Record, plain
 
 ROWS = 1 << 16  # records in a batch
-BYTES = 4 << 20  # bytes of keys and values in a batch, and one record more
-AROUND = 64  # bytes that a record takes besides
+BYTES = 4 << 20  # bytes of keys and values in a batch, plus one record
+AROUND = 64  # further bytes that a record takes
 
 
 class Room(NamedTuple):
-    """What records of a log can hold. is_ordered: only timestamps from 1970 on that never decrease. is_raised: a timestamp that is
-    appended after a later one becomes that one."""
+    """The fields that records of a log can store.
+
+    is_ordered: only timestamps from 1970 on that never decrease. is_raised: a timestamp earlier than the last one is raised to it.
+    """
 
     keys: bool = False
     empty_keys: bool = False
@@ -33,7 +35,7 @@ VALUES = Room()
 
 
 def room_of(format: Format) -> Room:
-    """Return what the records of a journal can hold."""
+    """Return the fields that records of a journal can store."""
     return Room(
         keys=format.has_keys,
         empty_keys=format.has_keys and format.has_empty_keys,
@@ -58,11 +60,11 @@ class Rows(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Return the sequence behind the last record."""
+        """Return the sequence after the last record."""
         return self.first + len(self.values)
 
     def part(self, begin: int, end: int) -> Rows:
-        """Return some of the rows, by their numbers in these."""
+        """Return a range of the rows, by their numbers in this batch."""
         columns = (self.values[begin:end], self.keys[begin:end], self.types[begin:end], self.timestamps[begin:end], self.codecs[begin:end])
         return Rows(self.first + begin, *columns, size_of(columns[0], columns[1]))
 
@@ -91,7 +93,7 @@ def rows_of(records: list[Record], *, has_times: bool = True) -> Rows:
 
 
 def values_of(first: int, values: list[bytes], codec: int = Codec.RAW) -> Rows:
-    """Return the columns of records that are values alone."""
+    """Return the columns of records that have only values."""
     count = len(values)
     return Rows(first, values, [None] * count, [0] * count, [NO_TIME] * count, bytes([codec]) * count, sum(map(len, values)))
 
@@ -102,7 +104,7 @@ def size_of(values: list[bytes], keys: list[bytes | None]) -> int:
 
 
 def may_lose(source: Room, target: Room) -> list[str]:
-    """Return what records of one log may have that those of the other have no room for."""
+    """Return the fields that records of one log may have, and those of the other can't store."""
     kinds = [name for name in ("keys", "types", "timestamps", "codecs") if getattr(source, name) and not getattr(target, name)]
     if source.empty_keys and target.keys and not target.empty_keys:
         kinds.append("empty keys")
@@ -112,7 +114,7 @@ def may_lose(source: Room, target: Room) -> list[str]:
 
 
 def lost(rows: Rows, kinds: list[str], target: Room, last: int) -> dict[str, int]:
-    """Return which of these kinds the rows really have, each with the sequence of the first such record.
+    """Return which of these kinds of fields the rows really have, each with the sequence of the first such record.
 
     last: the timestamp of the record before them in a target where timestamps never decrease.
     """
@@ -139,14 +141,14 @@ def any_key(rows: Rows, kind: str = "keys") -> bool:
 
 
 def latest(rows: Rows, last: int, target: Room) -> int:
-    """Return the latest timestamp in a target, after some rows; one that is ordered gives the present one to what has none."""
+    """Return the latest timestamp in a target after some rows; an ordered target gives rows without a timestamp the present one."""
     if target.is_ordered and NO_TIME in rows.timestamps:
         last = max(last, system.port.now())
     return max(last, max(rows.timestamps))
 
 
 def _out_of_order(timestamps: list[int], last: int, target: Room) -> list[bool]:
-    """Return which timestamps are earlier than one before them; nothing if none is."""
+    """Return which timestamps are earlier than a previous one; an empty list if none is."""
     if target.is_ordered:
         last = max(last, 0)
     if timestamps[0] >= last and all(map(le, timestamps, timestamps[1:])):

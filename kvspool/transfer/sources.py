@@ -1,4 +1,4 @@
-"""Where a copy comes from: a spool, a journal, a queue, or a directory of kvspool v1, read in batches of columns."""
+"""The source of a copy: a spool, a journal, a queue, or a directory of kvspool v1, read in batches of columns."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _to_msgpack = msgspec.msgpack.Encoder().encode
 
 
 class Source(ABC):
-    """What is copied. room: what its records can hold; torn: places where it was cut off."""
+    """A source. room: fields that its records can store; torn: places of incomplete frames."""
 
     format: str
     room: Room
-    has_sequences = True  # of its own, which stay what they are while others use it
+    has_sequences = True  # its own sequences, which stay the same while others use it
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -37,7 +37,7 @@ class Source(ABC):
 
     @abstractmethod
     def range(self) -> range:
-        """Return the sequences that are there now, as far as one knows."""
+        """Return the present sequences, as far as they are known."""
 
     @abstractmethod
     def begin(self, start: Start) -> int:
@@ -45,24 +45,24 @@ class Source(ABC):
 
     @abstractmethod
     def read(self, start: int, end: int | None) -> Iterator[Rows | Gap]:
-        """Yield what is there now from one sequence up to another, which is not included."""
+        """Yield the present records from one sequence up to another, which is not included."""
 
     @abstractmethod
     def most_bytes(self) -> int:
-        """Return a number of bytes that keys and values don't exceed."""
+        """Return an upper bound for the bytes of keys and values."""
 
     @property
     def identity(self) -> list[str]:
-        """Return what tells the source from others when a copy goes on."""
+        """Return the identity of the source, by which a resumed copy recognizes it."""
         return [self.format, str(self.path)]
 
     @property
     def options(self) -> dict[str, Any]:
-        """Return what a log of the same format is created with, and that is worth keeping in every other one: its codec."""
+        """Return options for a log of the same format; other formats use only its codec."""
         return {}
 
     def one(self, sequence: int) -> Rows | None:
-        """Return the record with a sequence; None if it isn't there."""
+        """Return the record with a sequence; None if it doesn't exist."""
         if sequence not in self.range():
             return None
         found = next(self.read(sequence, sequence + 1), None)
@@ -70,7 +70,7 @@ class Source(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Give everything back."""
+        """Release all files and locks."""
 
     def __enter__(self) -> Source:
         return self
@@ -140,7 +140,7 @@ class LogSource(Source, Handle):
 
 
 class QueueSource(Source, Handle):
-    """The entries of a queue, which stay there. They are numbered from 0 on, so a copy goes on only if none was taken meanwhile."""
+    """The entries of a queue, which stay there. They are numbered from 0 on, so a copy can resume only if none was taken meanwhile."""
 
     format = "queue"
     room = VALUES
@@ -172,7 +172,7 @@ class QueueSource(Source, Handle):
 
 
 class V1Source(Source, Handle):
-    """A directory of kvspool v1: its records are numbered from 0 on. Their values are maps of strings, MessagePack here."""
+    """A directory of kvspool v1: its records are numbered from 0 on. Their values are maps of strings, here in MessagePack."""
 
     format = "v1"
     room = Room(codecs=True)
@@ -202,7 +202,7 @@ def _number(start: Start, there: range) -> int:
     if not isinstance(start, int):
         raise OutOfRange("there are no times; start from a number")
     if not there.start <= start <= there.stop:
-        raise OutOfRange(f"{start} is none of the numbers of what is there: 0 to {there.stop}")
+        raise OutOfRange(f"{start} is outside the numbers of the records, 0 to {there.stop}")
     return start
 
 
@@ -217,8 +217,10 @@ def _value_bytes(value: bytes) -> int:
 
 
 def open(path: Path, format: str | None, options: dict[str, Any], timeout: float) -> Source:
-    """Open what is to be copied. format: what it is, None finds out; options: what `kvspool.open` takes for that format. Raises what
-    `kvspool.open` raises."""
+    """Open a source.
+
+    format: of the source, None: detect it; options: those of `kvspool.open` for that format. Raises the errors of `kvspool.open`.
+    """
     if format == "v1" or (format is None and v1.is_spool(path)):
         return V1Source(path)
     if format == "queue" or (format is None and queues.is_queue(path)):

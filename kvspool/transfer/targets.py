@@ -1,4 +1,4 @@
-"""Where a copy goes to: a spool, a journal or a queue, filled with batches of columns."""
+"""The target of a copy: a spool, a journal or a queue, filled with batches of columns."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from kvspool.transfer import queues
 from kvspool.transfer.rows import AROUND, BYTES, SPOOL, VALUES, Room, Rows, any_key, latest, room_of, rows_of
 
 LONGEST_ENTRY = 65535  # bytes, in a queue
-NO_LIMITS = ("codec", "mode", "durability", "sync_interval", "timeout", "allow_unsafe_fs")  # of what `kvspool.create` takes for a journal
+NO_LIMITS = ("codec", "mode", "durability", "sync_interval", "timeout", "allow_unsafe_fs")  # of `kvspool.create` for a journal
 
 
 class Target(ABC):
-    """What is filled. room: what its records can hold; may_leave_out: sequences; has_sequences: a queue has none."""
+    """A target. room: fields that its records can store; may_leave_out: sequences; has_sequences: a queue has none."""
 
     format: str
     room: Room
@@ -38,7 +38,7 @@ class Target(ABC):
 
     @abstractmethod
     def range(self) -> range:
-        """Return the sequences that are there; of a queue, the numbers of its entries."""
+        """Return the present sequences; of a queue, the numbers of its entries."""
 
     @abstractmethod
     def last(self) -> Rows | None:
@@ -50,22 +50,22 @@ class Target(ABC):
 
     @abstractmethod
     def append(self, rows: Rows, at: int) -> None:
-        """Append rows, the first of which gets the sequence `at`. Raises OtherRecords if somebody else appends, too."""
+        """Append rows, the first of which gets the sequence `at`. Raises OtherRecords if another program appends, too."""
 
     @abstractmethod
     def sync(self) -> None:
-        """Put all on disk."""
+        """Flush all to disk."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give everything back."""
+        """Release all files and locks."""
 
     def too_late(self, rows: Rows) -> int | None:
         """Return the sequence of the first record whose time is too far ahead for the target; None if there is none."""
         return None
 
     def refuse_unfit(self, rows: Rows) -> None:
-        """Raise TooLarge, or ValueError, that names the record which can't be appended."""
+        """Raise TooLarge, or ValueError, naming the record that can't be appended."""
         try:
             self.check(rows)
         except ValueError:
@@ -73,7 +73,7 @@ class Target(ABC):
                 try:
                     self.check(rows.part(row, row + 1))
                 except ValueError as error:
-                    raise type(error)(f"record {rows.first + row} has no room in {self.path}: {error}") from None
+                    raise type(error)(f"record {rows.first + row} does not fit into {self.path}: {error}") from None
             raise
 
     def __enter__(self) -> Target:
@@ -119,7 +119,7 @@ class JournalTarget(Target, Handle):
         try:
             self._log.append_batch(self._batch(rows), at=at)
         except OutOfRange as error:
-            raise OtherRecords(f"somebody else appends to the target of the copy: {error}") from error
+            raise OtherRecords(f"another program appends to the target of the copy: {error}") from error
         self.last_time = latest(rows, self.last_time, self.room)
 
     def sync(self) -> None:
@@ -130,8 +130,11 @@ class JournalTarget(Target, Handle):
 
 
 class SpoolTarget(Target, Handle):
-    """A spool. is_lossy: the oldest records of the copy may make room for the later ones, and times too far ahead become the
-    present one; since: the sequence of the first of them."""
+    """A spool.
+
+    is_lossy: later records may overwrite the oldest ones of the copy, and times too far ahead become the present one; since: the sequence
+    of the first of them.
+    """
 
     format = "spool"
     room = SPOOL
@@ -173,7 +176,7 @@ class SpoolTarget(Target, Handle):
             self._refuse_overwriting(part)
             appended = self._log.append_rows(_spool_rows(part))
             if appended.start != at:
-                raise OtherRecords(f"somebody else appends to {self.path}: sequence {at} was to come, and it was {appended.start}")
+                raise OtherRecords(f"another program appends to {self.path}: expected sequence {at}, got {appended.start}")
             at = appended.stop
         self.last_time = latest(rows, self.last_time, self.room)
 
@@ -181,8 +184,8 @@ class SpoolTarget(Target, Handle):
         longest, stored = measure(rows.keys, rows.values)
         if not self.is_lossy and self._log.held(self.since) + stored + longest + AROUND > self._log.capacity:
             raise SpoolFull(
-                f"{self.path} has room for the records before {rows.first}; those from there on would overwrite what was copied before. "
-                "Give it a larger capacity (kvspool resize), and copy again: it goes on there"
+                f"{self.path} has room for the records before {rows.first}; later ones would overwrite records of the copy. "
+                "Give it a larger capacity (kvspool resize), and copy again: the copy continues there"
             )
 
     def sync(self) -> None:
@@ -238,12 +241,12 @@ class QueueTarget(Target):
 
 
 def exists(path: Path) -> bool:
-    """Return whether there is something at a path that a log can't be made in place of."""
+    """Return whether a path exists, so that no log can be created there."""
     return path.is_symlink() or path.is_file() or (path.is_dir() and any(path.iterdir()))
 
 
 def open(path: Path, timeout: float) -> Target:
-    """Open what is there. Raises what `kvspool.open` raises."""
+    """Open an existing target. Raises the errors of `kvspool.open`."""
     if queues.is_queue(path):
         return QueueTarget(queues.open(path))
     log: Any = logs.open(path, timeout=timeout)
@@ -251,11 +254,11 @@ def open(path: Path, timeout: float) -> Target:
         return SpoolTarget(log)
     if isinstance(log, Journal):
         return JournalTarget(log)
-    raise NotALog(f"{path} is nothing that records can be copied to")
+    raise NotALog(f"{path} can't be the target of a copy")
 
 
 def create(path: Path, format: str, first: int, options: dict[str, Any]) -> Target:
-    """Make a log and open it. first: the sequence that its first record gets where the format lets that be."""
+    """Create a log and open it. first: the sequence of its first record, if the format permits it."""
     if format == "queue":
         return QueueTarget(queues.create(path, **options))
     if format == "spool":

@@ -170,7 +170,7 @@ def test_an_export_has_every_record(filled: Log) -> None:
 def test_a_queue_is_no_log(tmp_path: Path) -> None:
     with queue.create(tmp_path / "queue") as made:
         made.put(b"entry")
-        with pytest.raises(NotALog, match="is a queue, and no log: kvspool.queue.open opens it"):
+        with pytest.raises(NotALog, match="is a queue, not a log: kvspool.queue.open opens it"):
             kvspool.open(tmp_path / "queue")
         with queue.open(tmp_path / "queue") as other:
             assert other.get(timeout=5) == b"entry"

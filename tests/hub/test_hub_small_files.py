@@ -78,7 +78,7 @@ def handed_out(iteration: Any) -> tuple[list[Any], list[str]]:
 
 DAMAGES: list[tuple[str, Callable[[Path], None], str]] = [
     (settings.NAME, no_utf8, "is not UTF-8"),
-    (settings.NAME, lambda file: file.write_bytes(b"[" * garbage.DEEP) and None, "doesn't say what the journal was created with"),
+    (settings.NAME, lambda file: file.write_bytes(b"[" * garbage.DEEP) and None, "doesn't contain the settings of the journal"),
     (settings.NAME, fifo, "but a FIFO"),
     ("kvj/0000000000000000.kvj", fifo, "but a FIFO"),
     ("lock", fifo, "but a FIFO"),

@@ -162,7 +162,7 @@ def test_rows_that_a_whole_part_of_a_batch_has_not_are_appended_if_it_may_change
         assert [one.data for one in log.read()] == ["a1", "a2", "b1", "b2", "c1", "c2"]
         assert [(one.records, one.repeated) for one in done] == [(3, 0), (3, 0)]
         assert task(sink, "q", 1, 5, "b2 b1").repeated == 3
-        assert "1 records of it stay that are not in it any more" in caplog.text
+        assert "1 of its stored records are no longer in it" in caplog.text
         for one in (strict, sink):
             with pytest.raises(SparkSinkError, match="q/0 has appended a later batch than 4, so it is unknown which records of this one"):
                 task(one, "q", 0, 4, "d")

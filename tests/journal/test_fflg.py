@@ -235,7 +235,7 @@ def test_where_both_headers_fit_the_entries_and_the_name_decide(tmp_path: Path, 
 def test_a_header_of_another_base_or_version_is_refused(tmp_path: Path) -> None:
     made_elsewhere(tmp_path / "log", {f"{5:016x}": header(6) + entries(b"a")})
     with kvspool.open(tmp_path / "log") as log:
-        with pytest.raises(Corruption, match="0000000000000005: its header doesn't say what its name says"):
+        with pytest.raises(Corruption, match="0000000000000005: its header contradicts its name"):
             list(log)
         with pytest.raises(Corruption):
             log.append(b"x")
@@ -389,7 +389,7 @@ def test_a_hidden_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
     path = made_elsewhere(tmp_path / "log", {f"{0:016x}": header(0) + entries(b"a")})
     (tmp_path / "theirs").mkdir()
     (tmp_path / ".log.kvspool").symlink_to(tmp_path / "theirs")
-    with kvspool.open(path) as log, pytest.raises(PermissionError, match="no directory of the user"):
+    with kvspool.open(path) as log, pytest.raises(PermissionError, match="not a directory of the owner"):
         log.append(b"b")
     assert os.listdir(tmp_path / "theirs") == []
 

@@ -53,7 +53,7 @@ def test_settings_that_let_it_begin_where_no_record_is_are_damaged(tmp_path: Pat
     with kvspool.create(tmp_path / "log", format="fixed", item_bytes=1, items_per_blob=4) as log:
         file = log.format.sidecar(tmp_path / "log") / settings.NAME
     file.write_text(json.dumps({**json.loads(file.read_bytes()), "first_sequence": sequence}))
-    with pytest.raises(Corruption, match=r"doesn't say what the journal was created with.*sequence"):
+    with pytest.raises(Corruption, match=r"doesn't contain the settings of the journal.*sequence"):
         kvspool.open(tmp_path / "log")
 
 
@@ -88,7 +88,7 @@ def test_sequences_are_left_out_and_read_as_missing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("at", [0, 101])
 def test_a_sequence_that_was_given_already_is_refused(tmp_path: Path, at: int) -> None:
     with leave_out(tmp_path / "log") as log:
-        with pytest.raises(OutOfRange, match="goes on at sequence 102"):
+        with pytest.raises(OutOfRange, match="continues at sequence 102"):
             log.append_batch(Batch([b"value"]), at=at)
         assert sequences(log) == LEFT_OUT
 
@@ -96,7 +96,7 @@ def test_a_sequence_that_was_given_already_is_refused(tmp_path: Path, at: int) -
 @pytest.mark.parametrize("format", [name for name, form in FORMATS.items() if not form.may_leave_out])
 def test_other_formats_leave_nothing_out(tmp_path: Path, format: str) -> None:
     with kvspool.create(tmp_path / "log", format=format, **LIMITS.get(format, {})) as log:  # type: ignore[call-overload]
-        with pytest.raises(OutOfRange, match="goes on at sequence 0"):
+        with pytest.raises(OutOfRange, match="continues at sequence 0"):
             log.append_batch(Batch([b"a"]), at=1)
         assert log.append_batch(Batch([b"a"]), at=0) == range(1)
 

@@ -158,7 +158,7 @@ def test_the_settings_are_known(tmp_path: Path) -> None:
     with kvspool.open(tmp_path / "log") as log:
         assert isinstance(log, FixedJournal)
         assert log.format.limits() == {"item_bytes": 2, "items_per_blob": 3}
-    with pytest.raises(ValueError, match="made with item_bytes=2, not 3"):
+    with pytest.raises(ValueError, match="created with item_bytes=2, not 3"):
         kvspool.open(tmp_path / "log", format="fixed", item_bytes=3, items_per_blob=3)
     with pytest.raises(errors.NotALog):
         kvspool.open(originals(tmp_path / "theirs", [], 3))

@@ -179,7 +179,7 @@ def test_a_flush_of_records_that_are_gone_is_no_success(log: Journal) -> None:
     log.append(value(1))
     log.append(value(2))
     os.truncate(path, size)
-    with pytest.raises(errors.Truncated, match="from sequence 1 on were taken back before they were on disk"):
+    with pytest.raises(errors.Truncated, match="from sequence 1 on were removed before they were on disk"):
         log._flusher.flush_below(3, 5)
     assert log.sync() == 1
     assert log.append(value(3), durable=True) == 1
@@ -548,7 +548,7 @@ def test_followers_never_sleep_on_when_their_leader_is_gone(log: Journal, end: s
     assert leader.pid is not None
     if end.startswith("stopped"):
         os.kill(leader.pid, signal.SIGSTOP)
-        with pytest.raises(errors.NotDurable, match=f"process {leader.pid} .* has led the last flush, and may hold it"):
+        with pytest.raises(errors.NotDurable, match=f"process {leader.pid} .* led the last flush, and may hold it"):
             log.append(value(0), durable=True, timeout=0.01)
         assert results.empty()
     if "killed" in end:

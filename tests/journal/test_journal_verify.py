@@ -200,7 +200,7 @@ def test_names_that_mean_nothing_here(log: Journal) -> None:
     os.mkfifo(log.path / "jnl/0000000000000005.jnl")
     report = log.verify()
     assert report.foreign == ["000000000000000A.jnl", "notes.txt"]
-    assert report.problems == ["0000000000000005.jnl has a segment's name and is no file"]
+    assert report.problems == ["0000000000000005.jnl has a segment's name and is not a file"]
 
 
 def test_settings_lock_file_and_readers(log: Journal) -> None:
@@ -213,7 +213,7 @@ def test_settings_lock_file_and_readers(log: Journal) -> None:
         file.seek(40)
         file.write(b"\xff")
     problems = " | ".join(log.verify().problems)
-    for words in ("'ahead' stands at sequence 99, but 35", "'short' has lost its place", "kvspool.json", "jnl.lck"):
+    for words in ("'ahead' is at sequence 99, but 35", "'short' has lost its position", "kvspool.json", "jnl.lck"):
         assert words in problems
     assert "fine" not in problems
     assert len(log.verify().problems) == 4

@@ -97,9 +97,9 @@ def test_an_id_that_is_none_is_damage(tmp_path: Path, wrong: object) -> None:
     with created(tmp_path / "log") as log:
         found = json.loads(settings_file(log).read_bytes())
         settings_file(log).write_text(json.dumps({**found, "id": wrong}))
-        with pytest.raises(Corruption, match="doesn't say what the journal was created with"):
+        with pytest.raises(Corruption, match="doesn't contain the settings of the journal"):
             _ = log.log_id
-        assert any("created with" in problem for problem in log.verify().problems)
+        assert any("settings of the journal" in problem for problem in log.verify().problems)
 
 
 def test_it_is_on_disk_before_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

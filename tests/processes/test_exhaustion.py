@@ -91,7 +91,7 @@ def account(items: Iterator[Record | Gap], expected: int = 0) -> tuple[int, int]
 def test_a_log_that_fills_the_disk_to_the_last_block_works_for_ever_and_one_larger_is_refused(tmp_path: Path) -> None:
     def use(root: Path) -> tuple[int, int]:
         for capacity in (EXACT + 4096, 2 * DISK, 1 << 40):
-            assert "nothing was left behind" in refused(errno.ENOSPC, lambda size=capacity: kvspool.create(root / "log", capacity=size))  # type: ignore[misc]
+            assert "nothing is left" in refused(errno.ENOSPC, lambda size=capacity: kvspool.create(root / "log", capacity=size))  # type: ignore[misc]
             assert os.listdir(root) == [] and free(root) == DISK
         log = kvspool.create(root / "log", capacity=EXACT)
         assert free(root) == 0
@@ -210,7 +210,7 @@ def test_files_may_not_grow(tmp_path: Path) -> None:
         with kvspool.create(tmp_path / "log", capacity=1 << 20) as log, log.reader("reader") as reader:
             for size in (0, 1, 4096, format.control_bytes(4096) - 1, 1 << 20):
                 with limit(resource.RLIMIT_FSIZE, size):
-                    assert "nothing was left behind" in refused(errno.EFBIG, lambda: kvspool.create(tmp_path / "another", capacity=2 << 20))
+                    assert "nothing is left" in refused(errno.EFBIG, lambda: kvspool.create(tmp_path / "another", capacity=2 << 20))
                     assert os.listdir(tmp_path) == ["log"]
                     # What is there doesn't grow; only the written byte that wakes who watches by inotify may be refused.
                     log._live().reader(0, 0).ask_for_bell(0)

@@ -376,7 +376,7 @@ def test_when_every_id_is_taken_the_queue_is_full(monkeypatch: pytest.MonkeyPatc
     one = make()
     for at in range(4):
         one.put_nowait(b"%052d" % at)
-    with pytest.raises(QueueFull, match="every id"):
+    with pytest.raises(QueueFull, match="every chunk id"):
         one.put_nowait(bytes(52))
     assert one.full()
     one.get()
@@ -399,7 +399,7 @@ def test_a_file_that_was_left_with_entries_is_never_overwritten(make: Make, path
     one.put(bytes(40))
     content = format.CHUNK_HEAD.pack(format.ChunkHead(10, 13, 0)) + b"\0\1a" + bytes(51)
     (path.parent / "queue.dat.2").write_bytes(content)
-    with pytest.raises(errors.Corruption, match="nothing leads to it"):
+    with pytest.raises(errors.Corruption, match="nothing refers to it"):
         one.put(bytes(40))
     assert (path.parent / "queue.dat.2").read_bytes() == content
     assert list(one) == [bytes(40)]
@@ -434,7 +434,7 @@ def test_a_chunk_that_is_deleted_under_an_open_queue_is_told(twin: ModuleType, m
     one.put(b"a")
     (path.parent / "queue.dat.1").unlink()
     for call in (lambda: one.put(b"b"), one.get, one.qsize):
-        with pytest.raises(errors.Corruption, match="not there"):
+        with pytest.raises(errors.Corruption, match="does not exist"):
             call()
 
 

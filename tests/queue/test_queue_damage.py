@@ -118,12 +118,12 @@ def overwrite(file: Path, at: int, data: bytes) -> None:
 @pytest.mark.parametrize(
     ("id", "at", "data", "problem", "entries"),
     [
-        (2, 0, b"\x7f\0\0\0", "pointers can't be true", ENTRIES),  # the head-ptr
-        (2, 0, b"\0\0\0\x09", "pointers can't be true", ENTRIES),
+        (2, 0, b"\x7f\0\0\0", "pointers are impossible", ENTRIES),  # the head-ptr
+        (2, 0, b"\0\0\0\x09", "pointers are impossible", ENTRIES),
         (2, 4, b"\x7f\0\0\0", "should end at", ENTRIES),  # the tail-ptr: the first entry of no bytes is the end
-        (2, 4, b"\0\0\0\x09", "pointers can't be true", ENTRIES),
-        (2, 10, b"\xff\xff", "ends behind the last one", [*ENTRIES[:2], ENTRIES[4]]),  # a length
-        (2, 32, b"\0\x15", "ends behind the last one", [*ENTRIES[:3], ENTRIES[4]]),
+        (2, 4, b"\0\0\0\x09", "pointers are impossible", ENTRIES),
+        (2, 10, b"\xff\xff", "ends after the last one", [*ENTRIES[:2], ENTRIES[4]]),  # a length
+        (2, 32, b"\0\x15", "ends after the last one", [*ENTRIES[:3], ENTRIES[4]]),
         (2, 8, b"\0\x09", "refers to chunk 9", ENTRIES),  # the next-ref
         (2, 8, b"\0\x01", "in a circle", ENTRIES),
         (2, 8, b"\0\x02", "in a circle", ENTRIES),
@@ -154,7 +154,7 @@ def test_a_header_that_leads_nowhere_is_led_to_the_beginning(path: Path, files: 
 
 def test_a_header_that_skips_chunks_keeps_their_entries_in_files_set_aside(path: Path, files: dict[Path, bytes]) -> None:
     path.write_bytes(b"\0\3")
-    assert "nothing leads to it" in verify(path).problems[0]
+    assert "nothing refers to it" in verify(path).problems[0]
     done = repair(path)
     assert [Path(name).name for name in done.set_aside] == ["queue.dat.1.lost", "queue.dat.2.lost"]
     assert Path(done.set_aside[0]).read_bytes() == files[chunk(path, 1)]

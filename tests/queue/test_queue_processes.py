@@ -67,7 +67,7 @@ def test_another_handle_that_is_stopped_in_an_operation_is_waited_for_and_never_
     fd = system.port.open(path, os.O_RDWR)
     assert system.port.try_lock(fd, queue.format.OPERATION)
     for call in (one.get, lambda: one.put(b"b"), one.qsize):
-        with pytest.raises(errors.LockTimeout, match="which one can't be known"):
+        with pytest.raises(errors.LockTimeout, match="its process id is unknown"):
             call()
     os.close(fd)
     assert one.get() == b"a"

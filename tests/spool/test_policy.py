@@ -139,7 +139,7 @@ def test_full_and_nothing_partly_written(make: Callable[..., Spool], policy: str
     count = fill(log, timeout=0)
     assert count == RING // 120
     for values in ([VALUE], [b""] * 2, [VALUE] * 34):
-        with pytest.raises(SpoolFull, match="'billing' has 34 records to go"):
+        with pytest.raises(SpoolFull, match="'billing' has 34 pending records"):
             log.append_many(values, timeout=0)
     assert [record.sequence for record in log.read()] == list(range(count))
     with log.reader("billing") as reader:

@@ -471,7 +471,7 @@ def test_what_the_control_block_knew_of_and_is_gone_is_reported(tmp_path: Path) 
         assert log.recovery is not None
         assert (log.recovery.case, log.recovery.cut_records, log.recovery.cut_bytes) == ("as it was synced, unsynced records lost", 3, 312)
         assert (log.stats().lost_records, log.stats().lost_bytes) == (3, 312)
-        assert "3 records (312 bytes) that were not synced are gone" in str(log.recovery)
+        assert "3 records (312 bytes) that were not synced are lost" in str(log.recovery)
 
 
 def fill(log: kvspool.Spool) -> list[int]:
@@ -536,7 +536,7 @@ def test_keyed_values_are_decoded_after_a_restart(tmp_path: Path) -> None:
 
 def test_who_may_only_read_is_told_that_the_log_must_be_recovered_first(tmp_path: Path) -> None:
     kvspool.create(tmp_path / "log", capacity=65536).close()
-    with system.replaced(ReadOnly()), pytest.raises(errors.Unrecovered, match="who may write"):
+    with system.replaced(ReadOnly()), pytest.raises(errors.Unrecovered, match="with write permission"):
         kvspool.open(tmp_path / "log")
     with system.replaced(Rebooted()):
         kvspool.open(tmp_path / "log").close()

@@ -149,7 +149,7 @@ def test_what_a_durable_reader_has_yet_to_read_is_never_dropped(tmp_path: Path, 
     with kvspool.create(tmp_path / "log", capacity=8192, policy=policy, timeout=0) as log:
         reader = log.reader("slow")
         fill(log, 80)
-        with pytest.raises(SpoolFull, match="'slow' has .* records to go"):
+        with pytest.raises(SpoolFull, match="'slow' has .* pending records"):
             kvspool.resize(log.path, 4096)
         assert (log.capacity, neighbours(log.path)) == (8192, [])
         assert [record.sequence for record in reader.read(limit=60)] == list(range(60))

@@ -270,7 +270,7 @@ def test_a_user_who_may_only_read_is_told(tmp_path: Path) -> None:
         copy = copied(log, format.CONTROL_FILE, tmp_path)
         fill(log, 5)
     in_place(copy, tmp_path / "log" / format.CONTROL_FILE)
-    with system.replaced(SameStart()), pytest.raises(errors.Unrecovered, match=r"spool\.ctl is an older copy; let a user who may write"):
+    with system.replaced(SameStart()), pytest.raises(errors.Unrecovered, match=r"spool\.ctl is an older copy; let a user"):
         opened(tmp_path / "log")
     opened(tmp_path / "log").close()
     with system.replaced(SameStart()), opened(tmp_path / "log") as log:

@@ -117,7 +117,7 @@ def test_a_damaged_key_table_and_a_reader_without_a_place_are_problems(tmp_path:
     with kvspool.open(tmp_path / "log") as log:
         first, second = log.verify().problems
         assert "key table has lost all keys after 1" in first
-        assert "'one' (slot 0) has lost its place" in second
+        assert "'one' (slot 0) has lost its position" in second
     assert main(["verify", str(tmp_path / "log")]) == 5
 
 

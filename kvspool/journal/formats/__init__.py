@@ -1,4 +1,4 @@
-"""The formats that a journal can have, one a file; see `kvspool.journal.format` for what each one says."""
+"""The formats of journals, one in each file; `kvspool.journal.format` defines their interface."""
 
 from kvspool.journal.format import Format
 from kvspool.journal.formats.fflg import Fflg

@@ -1,4 +1,4 @@
-"""The two ways in which the files of a journal lie."""
+"""The two layouts of a journal's files."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ _STEM = re.compile(r"[0-9a-f]{16}")
 
 
 class Nested(Format):
-    """The journal's directory has one in it for the segments, called as their suffix, and `ofs` for the readers; ours lies beside them.
+    """The journal's directory contains one for the segments, named after their suffix, and `ofs` for the readers; kvspool's own is next to
+    them.
 
-    A segment's name says the sequence of its first record. A new one begins once one has reached `segment_bytes`.
+    A segment's name gives the sequence of its first record. A new one begins once one has reached `segment_bytes`.
     """
 
     suffix: ClassVar[str]
@@ -56,7 +57,7 @@ class Nested(Format):
 
 
 class Bare(Format):
-    """The journal's directory has nothing but the segments in it; ours lies in a hidden directory beside it: see `sidecars`."""
+    """The journal's directory contains only the segments; kvspool's files are in a hidden directory next to it: see `sidecars`."""
 
     def segments_in(self, path: Path) -> Path:
         return path

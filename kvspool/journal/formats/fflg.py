@@ -1,8 +1,8 @@
-"""The format FFLG: segments of plain blobs, numbered, and one file with the places of all consumers.
+"""The format FFLG: segments of plain blobs, numbered, and one file with the positions of all consumers.
 
 Source: `seeds/000`, a document, and the bytes that its program writes, which differ in the header. Both are read, the program's is written.
-There are no keys, types, timestamps or checksums, and nothing behind an entry says that it is whole: what can be known of one is that its
-size leads to another one, or to the end of the file.
+There are no keys, types, timestamps or checksums, and nothing after an entry marks it as whole. An entry can only be checked by its size,
+which must lead to another entry, or to the end of the file.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ SEGMENT_BYTES = 100_000_000
 LEAST_SEGMENT = 10_000
 LONGEST_BLOB = (1 << 32) - 1
 CHUNK = 1 << 20  # bytes read at once
-AT_ONCE = 1 << 17  # bytes of entries that are written at once, and a little more
-ENTRIES_COMPARED = 1000  # that are read both ways where a header may be either one
+AT_ONCE = 1 << 17  # bytes of entries written at once, and a little more
+ENTRIES_COMPARED = 1000  # that are read both ways if a header is ambiguous
 _NAME = re.compile(r"[0-9a-fA-F]{8,20}")
 
 
 class Header(NamedTuple):
-    """What a segment of the program's begins with."""
+    """The header of a segment of the program."""
 
     magic: Annotated[bytes, "4s", "`FFLG`"]
     version: Annotated[int, "I", "0"]
@@ -48,7 +48,7 @@ class Header(NamedTuple):
 
 
 class DocumentHeader(NamedTuple):
-    """What a segment of the document's begins with."""
+    """The header of a segment of the document."""
 
     magic: Annotated[bytes, "4s", "`FFLG`"]
     version: Annotated[int, "H", "0"]
@@ -56,7 +56,7 @@ class DocumentHeader(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """What stands in front of a blob."""
+    """The head of a blob."""
 
     size: Annotated[int, "I", "bytes of the blob"]
 
@@ -67,9 +67,9 @@ HEADER, DOCUMENT_HEADER, ENTRY = Layout(Header, ">"), Layout(DocumentHeader, ">"
 class Fflg(Bare):
     """The FFLG format.
 
-    segment_bytes: a new segment begins before an entry that would make the last one larger, its header counted. total_bytes: that all
-    segments may take; before more is written the oldest ones go, whoever has yet to read them; 0: any number. keep_consumed: 1 keeps
-    segments that every durable reader has passed; 0 lets them go.
+    segment_bytes: a new segment begins before an entry that would make the last one larger, including its header. total_bytes: of all
+    segments; before more is written the oldest ones are removed, whether they were read or not; 0: any number. keep_consumed: 1 keeps
+    segments that every durable reader has passed; 0 removes them.
     """
 
     name: ClassVar[str] = "fflg"
@@ -93,7 +93,7 @@ class Fflg(Bare):
     def limits(self) -> dict[str, int]:
         return {"segment_bytes": self.segment_bytes, "total_bytes": self.total_bytes, "keep_consumed": int(not self.trims_consumed)}
 
-    # Where things lie.
+    # Files.
 
     @classmethod
     def lies_at(cls, path: Path, *, is_sure: bool) -> bool:
@@ -120,7 +120,7 @@ class Fflg(Bare):
         return ConsumerIndex(path, mode)
 
     def first(self, path: Path) -> int:
-        """Behind everything that a consumer says it has read, too: none of them may be ahead of what is stored."""
+        """After all positions of consumers, too: none of them may be ahead of the stored records."""
         consumed = max((place for _, place in parse_index(read_index(path)).entries), default=0)
         return max(super().first(path), min(consumed, LAST_SEQUENCE))
 
@@ -138,7 +138,7 @@ class Fflg(Bare):
         if not versions:
             if any(header.startswith(data) for header in _headers(segment.base)):
                 return 0
-            raise Corruption(f"its header doesn't say what its name says, that it begins with sequence {segment.base}")
+            raise Corruption(f"its header contradicts its name, according to which it begins with sequence {segment.base}")
         if VERSION not in versions.values():
             raise UnknownVersion(f"{segment.path} has the version {min(versions.values())}; this kvspool reads version {VERSION}")
         if segment.base == 0 and self.header(0).startswith(data):
@@ -146,10 +146,10 @@ class Fflg(Bare):
         return next(iter(versions))
 
     def _likelier(self, segment: Segment, is_named_by_program: bool) -> int:
-        """Return where the entries begin behind a header that may be either one: sequence 0, and zeros behind the shorter one.
+        """Return where the entries begin after an ambiguous header: sequence 0, and zeros after the shorter one.
 
-        A name of 16 digits speaks for the program, another one for the document; that counts unless the entries, read so, lead to no end,
-        and read in the other way they end where the file ends, and not all of them are empty.
+        A name of 16 digits suggests the program, another one the document. That counts unless the entries, read so, lead to no end, but
+        read the other way they end at the end of the file, and not all of them are empty.
         """
         first, second = HEADER.size, DOCUMENT_HEADER.size
         if not is_named_by_program:
@@ -164,7 +164,7 @@ class Fflg(Bare):
         is_clean = other.stop == WHOLE and size - second > SIZE * other.sequence
         return second if is_clean else first
 
-    # What the bytes mean.
+    # Bytes.
 
     def check(self, batch: Batch) -> None:
         longest = max(map(len, batch.values), default=0)
@@ -178,7 +178,7 @@ class Fflg(Bare):
             raise TooLarge(f"no sequence is left after {place.sequence - 1}; nothing was written")
         data, count = fflg.encode(batch.values, start, min(left, len(batch.values)), self.segment_bytes - place.end, AT_ONCE)
         if not count and place.end <= HEADER.size:
-            raise TooLarge(f"a value of {len(batch.values[start])} bytes has no room in a segment of {self.segment_bytes}")
+            raise TooLarge(f"a value of {len(batch.values[start])} bytes doesn't fit into a segment of {self.segment_bytes}")
         return data, count, place.last
 
     def scan(self, data: bytes, sequence: int, most: int, make: Callable[..., Any] | None, items: list[Any]) -> Scan:
@@ -189,7 +189,8 @@ class Fflg(Bare):
 
     def true_end(self, segment: Segment, begin: int, found: Scan, synced: int) -> Scan:
         """Return the first entry of the run of zeros that reaches the end of the file: they would read as empty entries. Records below
-        `synced` are none of it."""
+        `synced` are excluded.
+        """
         zeros = _zeros_at_end(segment, begin)
         if zeros >= found.size:
             return found
@@ -211,7 +212,7 @@ def _headers(base: int) -> list[bytes]:
 
 
 def _first_bytes(path: Path, is_sure: bool) -> bytes:
-    """Return the bytes where the magic should be; something else for what is no file. Raises NotAFile if it is sure to be a segment's."""
+    """Return the bytes at the position of the magic; others if it isn't a file. Raises NotAFile if it is certainly a segment's."""
     try:
         return disk.read(path, len(MAGIC))
     except NotAFile:
@@ -225,7 +226,7 @@ def _first_bytes(path: Path, is_sure: bool) -> bytes:
 
 
 def _zeros_at_end(segment: Segment, begin: int) -> int:
-    """Return the byte where the zeros begin that reach the end of a segment; its size if there are none."""
+    """Return the start of the zeros at the end of a segment; its size if there are none."""
     end = segment.size()
     while end > begin:
         at = max(begin, end - CHUNK)

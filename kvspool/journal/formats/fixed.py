@@ -1,10 +1,10 @@
 """The format of commonware's journal::fixed: items of one length, each with a checksum, addressed by their position.
 
-Source: `seeds/004` and the bytes that its program writes. A segment is a *blob*; its name is its index, and each but the last one holds
-exactly `items_per_blob` records, so that a position alone says where its item lies. No blob has a header, and no record says which one it
-is. The last blob always has room: once it is full an empty one follows.
+Source: `seeds/004` and the bytes that its program writes. A segment is a *blob*; its name is its index, and each but the last one contains
+exactly `items_per_blob` records, so that a position alone gives an item's location. No blob has a header, and no record contains its
+position. The last blob always has room: once it is full an empty one follows.
 
-The program refuses a directory with any other name in it, so what is ours lies in a hidden directory beside it.
+The program refuses a directory with any other name in it, so kvspool's files are in a hidden directory next to it.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from kvspool.kernel.fixed_py import CHECKSUM
 from kvspool.system import disk
 from kvspool.system.descriptor import Descriptor
 
-LONGEST_ITEM = 1 << 25  # bytes; a cursor looks no farther than twice that for what comes behind damage
+LONGEST_ITEM = 1 << 25  # bytes; after damage a cursor searches at most twice that
 PIECE = 1 << 20  # bytes read at once, at least one record
 _NAME = re.compile(r"[0-9a-f]{16}")
 
 
 class Tail(NamedTuple):
-    """What stands behind each item."""
+    """The bytes after each item."""
 
     checksum: Annotated[int, "I", "CRC-32 (IEEE, as zlib has it) of the item"]
 
@@ -46,7 +46,7 @@ assert TAIL.size == CHECKSUM
 
 
 class Fixed(Bare):
-    """The fixed format. item_bytes: of each item; items_per_blob: of each blob but the last. Neither can be seen in the blobs."""
+    """The fixed format. item_bytes: of each item; items_per_blob: of each blob but the last. The blobs show neither."""
 
     name: ClassVar[str] = "fixed"
     number: ClassVar[int] = tail_py.FIXED
@@ -67,24 +67,24 @@ class Fixed(Bare):
 
     @classmethod
     def settled(cls, stored: dict[str, int], given: dict[str, int]) -> dict[str, int]:
-        """As for every format; but other lengths would tear items apart. Raises ValueError."""
+        """Return the limits as every format does, but refuse different lengths, which would tear items apart. Raises ValueError."""
         for name, value in given.items():
             if stored.get(name, value) != value:
-                raise ValueError(f"the journal was made with {name}={stored[name]}, not {value}")
+                raise ValueError(f"the journal was created with {name}={stored[name]}, not {value}")
         return {**stored, **given}
 
-    # Where things lie.
+    # Files.
 
     @classmethod
     def lies_at(cls, path: Path, *, is_sure: bool) -> bool:
-        """Return whether blobs lie there; never unless somebody is sure, since their lengths can't be seen in them."""
+        """Return whether there are blobs; never unless the caller is sure, since their lengths can't be detected."""
         if not is_sure or not path.is_dir():
             return False
         names = system.port.names(path)
         return not names or any(_NAME.fullmatch(name) for name in names)
 
     def prepare(self, path: Path, *, is_new: bool = False) -> None:
-        """Make the directory beside the journal. is_new: bounds and readers of an earlier one are removed."""
+        """Create the directory next to the journal. is_new: remove bounds and readers of an earlier one."""
         super().prepare(path, is_new=is_new)
         if is_new:
             sidecar_bounds(path).forget()
@@ -102,7 +102,7 @@ class Fixed(Bare):
     def base_of(self, name: str) -> int | None:
         return int(name, 16) * self.items_per_blob if _NAME.fullmatch(name) else None
 
-    # What the bytes mean.
+    # Bytes.
 
     def check(self, batch: Batch) -> None:
         row = fixed.first_unfit(batch.values, self.item_bytes)
@@ -130,11 +130,11 @@ class Fixed(Bare):
         return (sequence - base) * self.record_bytes
 
     def resume(self, data: bytes, sequence: int, until: int) -> tuple[int, int] | None:
-        """Return the next record's place, sound or not: each one that is damaged is lost by itself."""
+        """Return the next record's position, sound or not: each damaged one is lost alone."""
         return (self.record_bytes, sequence + 1) if len(data) >= self.record_bytes else None
 
     def end_in(self, segment: Segment, begin: int, size: int) -> tuple[int, int] | None:
-        """Return where the last sound record ends: what is damaged further in front is lost, not the end."""
+        """Return where the last sound record ends: damage before it loses records, not the end."""
         first = sidecar_bounds(segment.path.parent).first()
         begin = max(begin, min(first - segment.base, self.items_per_blob) * self.record_bytes)
         end = size // self.record_bytes * self.record_bytes
@@ -148,7 +148,7 @@ class Fixed(Bare):
             end = at
         return end, segment.base + end // self.record_bytes
 
-    # What a dead writer left.
+    # Leftovers of a dead writer.
 
     def finish(self, segments: Segments, mode: int) -> None:
         """Finish a rewind, a prune or a fresh begin. Raises Corruption for blobs that are missing, too short or too long."""
@@ -164,15 +164,15 @@ class Fixed(Bare):
         self._check_blobs(segments)
 
     def rewind(self, segments: Segments, size: int, mode: int) -> None:
-        """Remove the items from the position `size` on, of which `rewinds` tells already; on disk when it returns."""
+        """Remove the items from the position `size` on, as `rewinds` announces; on disk when it returns."""
         bounds = sidecar_bounds(segments.path)
         base = size - size % self.items_per_blob
         length = (size - base) * self.record_bytes
         is_new = not segments.exists(base)
-        if size < bounds.first() or is_new:  # everything goes, and the journal begins anew, further in front
+        if size < bounds.first() or is_new:  # all items are removed, and the journal begins again, at an earlier position
             bounds.begin_at(size, mode, is_done=True)
         if is_new:
-            self._resize(segments.path_of(base), length, mode)  # first of all: an empty directory would be a new journal
+            self._resize(segments.path_of(base), length, mode)  # first: an empty directory would be a new journal
         later = [other for other in segments.bases() if other > base]
         for other in reversed(later):
             system.port.remove(segments.path_of(other))
@@ -186,7 +186,7 @@ class Fixed(Bare):
         bounds.finish_rewind(size, mode)
 
     def prune(self, segments: Segments, first: int, mode: int) -> None:
-        """Remove the blobs whose items all lie below a position, of which `first` tells already; on disk when it returns."""
+        """Remove the blobs whose items are all below a position, as `first` announces; on disk when it returns."""
         gone = [base for base in segments.bases() if base + self.items_per_blob <= first]
         for base in gone:
             system.port.remove(segments.path_of(base))
@@ -195,8 +195,9 @@ class Fixed(Bare):
         sidecar_bounds(segments.path).begin_at(first, mode, is_done=True, done=done)
 
     def _fill(self, segments: Segments, first: int, mode: int) -> None:
-        """Have the blob that the first position lies in. If that is in its midst, it holds zeros up to there, which are no item, and no
-        more: only a fresh begin is there."""
+        """Create the blob of the first position. If that is within it, it contains zeros up to there, which are no items, and nothing else:
+        this happens only in a fresh begin.
+        """
         base = first - first % self.items_per_blob
         path = segments.path_of(base)
         if first > base:
@@ -215,23 +216,23 @@ class Fixed(Bare):
         for base, following in zip(bases, bases[1:], strict=False):
             if following != base + self.items_per_blob:
                 raise Corruption(
-                    f"{segments.path_of(base + self.items_per_blob)} is missing, although later blobs are there; nothing is appended to "
-                    "such a journal, it can be read; restore the blob, or copy the journal"
+                    f"{segments.path_of(base + self.items_per_blob)} is missing, although later blobs exist; nothing is appended to "
+                    "such a journal, but it can be read; restore the blob, or copy the journal"
                 )
         for base in bases:
             status = system.port.look_up(segments.path_of(base))
             if status is not None and (status.st_size > self.most_bytes or base != bases[-1] and status.st_size < self.most_bytes):
                 raise Corruption(
-                    f"{segments.path_of(base)} has {status.st_size} bytes instead of {self.most_bytes}: it is damaged, or items have not "
-                    f"{self.item_bytes} bytes, or blobs not {self.items_per_blob} items; nothing is appended, what is whole can be read"
+                    f"{segments.path_of(base)} has {status.st_size} bytes instead of {self.most_bytes}: it is damaged, or items don't have "
+                    f"{self.item_bytes} bytes, or blobs not {self.items_per_blob} items; nothing is appended, whole items can be read"
                 )
 
 
 def pruned(path: Path, first: int) -> str:
-    """Say what a prune did, for NameNotDurable."""
+    """Describe a prune, for NameNotDurable."""
     return f"{path}: the items before {first} were removed"
 
 
 def sidecar_bounds(path: Path) -> Bounds:
-    """Return where the journal at a path begins and how it was shortened."""
+    """Return the bounds of the journal at a path."""
     return Bounds(sidecars.lock_file(path))

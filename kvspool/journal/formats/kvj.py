@@ -1,7 +1,7 @@
-"""Our own journal format: each frame has a checksum and says how its value is to be understood.
+"""kvspool's own journal format: each frame has a checksum and the codec of its value.
 
-What is to be kept for long, or gathered from others, belongs here: damage is found, costs the record that it hits, and sequences may be
-left out, so that a copy keeps the numbers of what it was made from. Numbers are big-endian, as in the other journals.
+It is for records that are kept long, or gathered from other logs: damage is detected, and costs only the damaged record; sequences may be
+left out, so that a copy keeps the numbers of its source. Numbers are big-endian, as in the other journals.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from kvspool.journal.columns import JournalColumns, Records
 
 SEGMENT_BYTES = 64 << 20
-PIECE = 1 << 20  # bytes of frames that are made out of columns at once: they are still in the cache when they are written
+PIECE = 1 << 20  # bytes of frames encoded from columns at once: they are still in the cache when they are written
 
 
 class Header(NamedTuple):
@@ -39,7 +39,7 @@ class Header(NamedTuple):
 
 
 class Head(NamedTuple):
-    """What stands in front of a record's key; behind that comes the value."""
+    """The head of a record, before its key; the value follows the key."""
 
     checksum: Annotated[int, "I", "CRC32C of the rest of the frame"]
     size: Annotated[int, "I", "bytes of the frame, these included"]
@@ -80,7 +80,7 @@ class Kvj(Nested):
             return 0
         header = HEADER.unpack(data)
         if header.magic == MAGIC and header.version > 1:
-            raise UnknownVersion(f"version {header.version} of the format kvj; this kvspool knows version 1. Upgrade, and open it again")
+            raise UnknownVersion(f"version {header.version} of the format kvj; this kvspool supports version 1. Upgrade, and open it again")
         if data[: HEADER.size] != self.header(base):
             raise Corruption(f"it does not begin with the header of a segment that starts at sequence {base}")
         return HEADER.size
@@ -93,7 +93,7 @@ class Kvj(Nested):
         self._check_sizes(columns.longest_value, columns.longest_key)
 
     def _check_sizes(self, longest: int, key: int) -> None:
-        """Raise TooLarge for a longest value, or key, that no frame holds."""
+        """Raise TooLarge for a longest value, or key, that doesn't fit into a frame."""
         if key > LONGEST_KEY:
             raise TooLarge(f"a key of {key} bytes: a kvj frame holds {LONGEST_KEY}; nothing was written")
         if HEAD_BYTES + longest + key > LARGEST:
@@ -119,7 +119,7 @@ class Kvj(Nested):
         return memoryview(out)[:size], count, last
 
     def _room(self, end: int) -> int:
-        """Return the bytes that may yet go into a segment which ends at byte `end`; each segment takes a record."""
+        """Return the bytes that still fit into a segment that ends at byte `end`; each segment takes at least a record."""
         return max(1, self.segment_bytes - end) if end <= HEADER.size else self.segment_bytes - end
 
     def scan(self, data: bytes, sequence: int, most: int, make: Callable[..., Any] | None, items: list[Any]) -> Scan:

@@ -1,8 +1,8 @@
 """The format of h12.me/sej: segmented journals whose messages have an offset, a time, a type, a key and a value.
 
-Source: `seeds/001` and the bytes that its program writes. There is no file header, no magic and no checksum: what can be known of a
-message is that its offset is the next one, that its sizes are possible, and that the size behind it says the same as those in front. A
-flipped bit in a key, a value, a type or a timestamp can't be known.
+Source: `seeds/001` and the bytes that its program writes. There is no file header, no magic and no checksum. A message can only be checked
+by its offset, which must be the next one, and its sizes, which must be possible and equal before and after it. A flipped bit in a key, a
+value, a type or a timestamp can't be detected.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SEGMENT_BYTES = 1 << 30
 
 
 class Head(NamedTuple):
-    """What stands in front of a message's key."""
+    """The head of a message, before its key."""
 
     offset: Annotated[int, "Q", "sequence of the record"]
     timestamp: Annotated[int, "q", "ns since the Unix epoch; the smallest number: no time"]
@@ -75,10 +75,10 @@ class Sej(Nested):
         return sej.scan
 
     def guess(self, data: bytes, sequence: int, until: int) -> tuple[int, int] | None:
-        """A message that is whole, whose offset can be, and which another one follows, or the end."""
+        """Return a whole message with a possible offset that is followed by another one, or the end."""
         last = min(until - 1, sequence + len(data) // SIZES + 1)
         low, high = (sequence + 1).to_bytes(8, "big"), max(last, 0).to_bytes(8, "big")
-        alike = len(os.path.commonprefix([low.hex(), high.hex()])) // 2  # bytes that all of these offsets begin with
+        alike = len(os.path.commonprefix([low.hex(), high.hex()])) // 2  # bytes with which all of these offsets begin
         span = b"[" + re.escape(low[alike : alike + 1]) + b"-" + re.escape(high[alike : alike + 1]) + b"]" if alike < 8 else b""
         for match in re.finditer(b"(?=" + re.escape(low[:alike]) + span + b")", data) if last > sequence else ():
             position = match.start()
@@ -115,7 +115,7 @@ class Sej(Nested):
         return format.Head(head.offset, head.timestamp, SIZES + head.key_size + int.from_bytes(data[sizes : sizes + 4], "big"))
 
     def behind_jump(self, data: bytes, sequence: int, found: int) -> tuple[int, int] | None:
-        """One message with a wrong offset between others that go on as they should is damaged; otherwise messages are missing."""
+        """A single wrong offset among correct ones is damage; otherwise messages are missing."""
         size = 0 if found >= LAST_SEQUENCE else sej.pass_over(data, found, found + 1, LAST_TIME)[0]
         behind = data[size:]
         goes_on = sej.pass_over(behind, sequence + 1, sequence + 2, LAST_TIME)[0] > 0
