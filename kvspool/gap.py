@@ -1,4 +1,4 @@
-"""What a reader gets in the place of records that are lost."""
+"""A range of lost records, as a reader gets it instead of them."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What spools, journals and queues are built on."""
+"""The common base of spools, journals and queues."""

@@ -65,7 +65,7 @@ class ListedRows:
 
 
 class ProducingJournal(Protocol):
-    """What `kvspool.journal.Journal` does for its producers; see there."""
+    """The part of `kvspool.journal.Journal` for its producers."""
 
     path: Path
     format: Format

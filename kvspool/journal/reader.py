@@ -35,7 +35,7 @@ class Consumer(msgspec.Struct, frozen=True):
 
 
 class ReadableJournal(Protocol):
-    """What `kvspool.journal.Journal` does for its readers; see there."""
+    """The part of `kvspool.journal.Journal` for its readers."""
 
     offsets: Offsets
 

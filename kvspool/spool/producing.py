@@ -63,7 +63,7 @@ class ListedRows:
 
 
 class Appending(Protocol):
-    """What a spool does for its producers; see `kvspool.spool.Spool`."""
+    """The part of `kvspool.spool.Spool` for its producers."""
 
     path: Path
     timeout: float
