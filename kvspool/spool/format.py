@@ -120,7 +120,7 @@ class Control(NamedTuple):
     began: Annotated[int, "Q", "`came` as it was when the last flush began; sync lock"]
     goal: Annotated[int, "Q", "value of `came` once all waiters woken by that flush have returned; sync lock"]
     wanted: Annotated[int, "Q", "byte 0: a reader watches by inotify; byte 1: a reader sleeps on `rings`; publishers and flushers wake it"]
-    bell: Annotated[int, "Q", "a writer wakes by writing a byte here through the file, which inotify sees"]
+    wake: Annotated[int, "Q", "a writer wakes by writing a byte here through the file, which inotify sees"]
     rings: Annotated[int, "Q", "approximate number of wake-ups of sleeping readers; they sleep on its low half (a futex)"]
     wanted_reserved: Annotated[bytes, "40s", "zeros"]
     holder_id_low: Annotated[int, "Q", "last holder of the append lock: random id of the handle"]
@@ -272,7 +272,7 @@ DATA_START = PAGE
 
 SYNCED = (CONTROL_AT + CONTROL.offset("synced")) // 8
 SYNCED_SEQ = (CONTROL_AT + CONTROL.offset("synced_seq")) // 8
-BELL_AT = CONTROL_AT + CONTROL.offset("bell")
+WAKE_AT = CONTROL_AT + CONTROL.offset("wake")
 
 assert HEADER.size == DATA_HEADER.size == 128
 assert CHECKPOINT.size == 80

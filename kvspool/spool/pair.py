@@ -562,7 +562,7 @@ class Pair(Handle):
 
     def wake(self) -> None:
         """Wake sleepers on inotify: it reports a write to the file, but no store through a mapping."""
-        system.port.write(self.control_fd, b"\1", format.BELL_AT)
+        system.port.write(self.control_fd, b"\1", format.WAKE_AT)
 
     def count_gap(self) -> None:
         """Count a Gap returned to a reader, if we may write."""

@@ -243,7 +243,7 @@ def test_a_reader_asks_for_the_bell_and_looks_again_before_it_sleeps(log: Spool)
         assert ask(0) == VALUE
         looks.append(log.append(b"rings"))
         assert log._pair is not None
-        assert log._pair.control[format.BELL_AT] == 1
+        assert log._pair.control[format.WAKE_AT] == 1
         assert [record.sequence for record in following] == looks
 
 

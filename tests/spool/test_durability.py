@@ -632,25 +632,25 @@ def test_a_synced_reader_sees_nothing_before_a_sync_and_exactly_up_to_it_after(l
 
 
 def test_a_sync_wakes_who_waits_for_it_although_an_append_has_cleared_the_wish_before(log: Spool) -> None:
-    bells: list[int] = []
+    wakes: list[int] = []
 
     class Listening(system.Port):
         def write(self, fd: int, data: bytes, at: int) -> None:
-            bells.append(at)
+            wakes.append(at)
             super().write(fd, data, at)
 
     reader = log._live().reader(0, 0)
     with system.replaced(Listening()):
         reader.ask_for_bell(0)
         log.append(b"x")
-        assert bells == [format.BELL_AT]
+        assert wakes == [format.WAKE_AT]
         assert (word(log, frames.WANTED), word(log, format.SYNCED)) == (0, 0), "woken for nothing: it asks again"
         reader.ask_for_bell(0)
         log.sync()
-        assert bells == [format.BELL_AT, format.CHECKPOINTS_AT[0], format.BELL_AT]
+        assert wakes == [format.WAKE_AT, format.CHECKPOINTS_AT[0], format.WAKE_AT]
         assert word(log, frames.WANTED) == 0
         log.sync()
-        assert bells.count(format.BELL_AT) == 2
+        assert wakes.count(format.WAKE_AT) == 2
 
 
 def test_a_synced_follower_in_another_process_gets_each_record_once_it_is_on_disk(log: Spool) -> None:
