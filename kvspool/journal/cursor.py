@@ -456,7 +456,7 @@ class Following(Reading):
                 is_calm = self._watcher.changes == CHANGED
                 batch = self._fetch(most) if not self.is_over else []
         if batch and is_calm and not isinstance(batch[0], Gap):
-            self._lie_down()
+            self._park()
         return batch
 
     def _look(self, most: int, seconds: float) -> list[Any]:
@@ -482,7 +482,7 @@ class Following(Reading):
             cursor.watch(self._watcher, 0)
             self._watched = cursor.base
 
-    def _lie_down(self) -> None:
+    def _park(self) -> None:
         """Let the next records be fetched without a Python step between them, if they need nothing else."""
         if self._spin or self._make is not Record or self._watcher is None or self._watched != self.cursor.base or not IS_ONE_STEP:
             return

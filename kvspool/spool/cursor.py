@@ -345,10 +345,10 @@ class Following(Reading):
             if not batch and not self.is_over:
                 refuse_vanished(self.cursor.pair)
         if batch and not isinstance(batch[0], Gap):
-            self._lie_down()
+            self._park()
         return batch
 
-    def _lie_down(self) -> None:
+    def _park(self) -> None:
         """Let the next records be fetched without a Python step between them, if they need nothing else."""
         if self._make is Record:
             longest = POLL if self._timeout is None else min(POLL, self._timeout)
