@@ -8,7 +8,7 @@
     |-- FormatError             this version can't read it
     |   |-- NotALog             neither a log nor anything that holds logs
     |   |-- UnknownVersion      written by a newer kvspool
-    |   |-- MismatchedPair      control block and data file of different logs
+    |   |-- MismatchedFiles      control block and data file of different logs
     |   `-- MissingExtra        it needs a package that isn't installed (also ImportError)
     |-- Unrecovered             the machine was restarted, and no process with permission to write has opened the log since
     |-- Corruption              a kvspool log, but damaged
@@ -112,7 +112,7 @@ class UnknownVersion(FormatError):
     """The log was written by a newer kvspool. Upgrade, and open it again."""
 
 
-class MismatchedPair(FormatError):
+class MismatchedFiles(FormatError):
     """`spool.ctl` and `spool.dat` belong to different logs: one was copied or restored without the other."""
 
 

@@ -17,7 +17,7 @@ from kvspool.system.handles import Handle
 if TYPE_CHECKING:
     from kvspool.engine.columns import Columns
     from kvspool.spool.appending import Prepared
-    from kvspool.spool.pair import Pair
+    from kvspool.spool.spool_files import SpoolFiles
 
 
 class Place(NamedTuple):
@@ -29,10 +29,10 @@ class Place(NamedTuple):
     words: memoryview
 
     @classmethod
-    def of(cls, pair: Pair) -> Place:
-        with pair.held_open():
-            mode = system.port.status(pair.control_fd).st_mode & 0o777
-        return cls(pair.path, pair.origin, mode, pair.control.cast("Q"))
+    def of(cls, files: SpoolFiles) -> Place:
+        with files.held_open():
+            mode = system.port.status(files.control_fd).st_mode & 0o777
+        return cls(files.path, files.origin, mode, files.control.cast("Q"))
 
     def set_pending(self, number: int) -> None:
         self.words[frames.PENDING] = number

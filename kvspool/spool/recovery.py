@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from kvspool.kernel.frames_py import FrameSurvey
-    from kvspool.spool.pair import Pair
+    from kvspool.spool.spool_files import SpoolFiles
 
 STRIDE = format.STRIDE
 SPARE = 1 << 31  # sequences that may have been assigned without a trace on disk
@@ -565,28 +565,28 @@ def report(path: str, found: Findings, now: int) -> RecoveryReport:
     )
 
 
-class Files:
+class FilesMemory:
     """The memory of an open pair."""
 
-    def __init__(self, pair: Pair) -> None:
-        self._pair = pair
-        self.front = pair.front
-        self.ring = pair.map_ring()
-        self.control = pair.control
-        self.header = pair.header
+    def __init__(self, files: SpoolFiles) -> None:
+        self._files = files
+        self.front = files.front
+        self.ring = files.map_ring()
+        self.control = files.control
+        self.header = files.header
 
     def survey(self) -> FrameSurvey:
-        return self._pair.survey(self.ring)
+        return self._files.survey(self.ring)
 
     def write_front(self, data: bytes, at: int) -> None:
-        system.port.write(self._pair.data_fd, data, at)
+        system.port.write(self._files.data_fd, data, at)
 
     def reader(self, position: int, sequence: int) -> FrameReader:
-        return self._pair.reader(position, sequence)
+        return self._files.reader(position, sequence)
 
     def ring_reader(self) -> FrameReader:
         """Return a reader of the ring alone, which trusts no word of the control block."""
-        return FrameReader(self.ring, memoryview(bytes(len(self.control))), self._pair.seed, 0, 0)
+        return FrameReader(self.ring, memoryview(bytes(len(self.control))), self._files.seed, 0, 0)
 
     def rewrite(self) -> None:
         """Let the kernel write every page of the ring and of the control block again."""
@@ -594,10 +594,10 @@ class Files:
         touch(self.control)
 
     def flush_data(self) -> None:
-        system.port.flush_data(self._pair.data_fd)
+        system.port.flush_data(self._files.data_fd)
 
     def flush_control(self) -> None:
-        system.port.flush_data(self._pair.control_fd)
+        system.port.flush_data(self._files.control_fd)
 
     def account(self, kept: list[Run], *, is_forced: bool) -> None:
         """Remove records that are not kept from the producers' accounts, on disk."""
@@ -608,7 +608,7 @@ class Files:
             parts = ((max(first, run.first), min(first + count, run.last + 1)) for run in kept)
             return before + [(begin, end - begin) for begin, end in parts if begin < end]
 
-        ledger.restarted(self._pair.path, self._pair.origin, there, is_forced=is_forced)
+        ledger.restarted(self._files.path, self._files.origin, there, is_forced=is_forced)
 
 
 def touch(view: memoryview) -> None:
@@ -618,37 +618,37 @@ def touch(view: memoryview) -> None:
 
 
 @contextmanager
-def exclusively(pair: Pair, timeout: float) -> Iterator[None]:
+def exclusively(files: SpoolFiles, timeout: float) -> Iterator[None]:
     """Hold every lock that recovery and repair need, in the common order, for the `with` block."""
     with (
-        locks.held(pair.lock, format.ADMIN_LOCK, timeout, lambda: f"{pair.path} is being recovered or maintained by another process"),
-        locks.held(pair.lock, format.SYNC_LOCK, timeout, lambda: f"{pair.path} is being flushed by another process"),
-        locks.held(pair.lock, format.KEYS_LOCK, timeout, lambda: f"{pair.path}: another process adds keys"),
-        locks.appending(pair.append_lock, timeout, lambda: f"{pair.path} is locked by another process"),
+        locks.held(files.lock, format.ADMIN_LOCK, timeout, lambda: f"{files.path} is being recovered or maintained by another process"),
+        locks.held(files.lock, format.SYNC_LOCK, timeout, lambda: f"{files.path} is being flushed by another process"),
+        locks.held(files.lock, format.KEYS_LOCK, timeout, lambda: f"{files.path}: another process adds keys"),
+        locks.appending(files.append_lock, timeout, lambda: f"{files.path} is locked by another process"),
     ):
         yield
 
 
-def settle(pair: Pair, timeout: float) -> RecoveryReport | None:
+def settle(files: SpoolFiles, timeout: float) -> RecoveryReport | None:
     """Ensure that the pair's control block is true: recover the log if it is not. Every opener does this first.
 
     Returns the report if anything was to be done. Raises Unrecovered without write permission; LockTimeout if another process's recovery
     takes longer than `timeout` seconds; Poisoned if the disk fails.
     """
     boot_id = system.port.boot_id()
-    if is_true(pair, boot_id):
+    if is_true(files, boot_id):
         return None
-    if not pair.is_writable:
-        is_behind = restored.is_behind(pair.front, pair.control)
+    if not files.is_writable:
+        is_behind = restored.is_behind(files.front, files.control)
         why = f"{format.CONTROL_FILE} is an older copy" if is_behind else "the machine was restarted since the log was written"
-        raise Unrecovered(f"{pair.path}: {why}; let a user with write permission open it once") from pair.refusal("recover")
-    with exclusively(pair, timeout):
-        return None if is_true(pair, boot_id) else recover_files(pair, boot_id)
+        raise Unrecovered(f"{files.path}: {why}; let a user with write permission open it once") from files.refusal("recover")
+    with exclusively(files, timeout):
+        return None if is_true(files, boot_id) else recover_files(files, boot_id)
 
 
-def is_true(pair: Pair, boot_id: bytes) -> bool:
+def is_true(files: SpoolFiles, boot_id: bytes) -> bool:
     """Return whether the control block can be trusted in the boot with this id."""
-    return epochs.is_true(pair.control, pair.header.log_id, boot_id) and not restored.is_behind(pair.front, pair.control)
+    return epochs.is_true(files.control, files.header.log_id, boot_id) and not restored.is_behind(files.front, files.control)
 
 
 def recover_untrue(memory: Memory, boot_id: bytes, now: int) -> Findings | None:
@@ -671,7 +671,7 @@ def is_epoch_true(memory: Memory, boot_id: bytes) -> bool:
 
 
 def recover_files(
-    pair: Pair, boot_id: bytes, work: Callable[[Memory, bytes, int], Findings | None] = recover_untrue
+    files: SpoolFiles, boot_id: bytes, work: Callable[[Memory, bytes, int], Findings | None] = recover_untrue
 ) -> RecoveryReport | None:
     """Under all locks: recover the log by `work`, and log that; None if there was nothing to do.
 
@@ -679,14 +679,14 @@ def recover_files(
     """
     now = system.port.now()
     try:
-        found = work(Files(pair), boot_id, now)
+        found = work(FilesMemory(files), boot_id, now)
     except OSError as error:
         if error.errno in (errno.EIO, errno.ENOSPC, errno.EDQUOT):
-            raise Poisoned(f"{pair.path}: a flush to disk failed during recovery ({error}); salvage copies its records") from error
+            raise Poisoned(f"{files.path}: a flush to disk failed during recovery ({error}); salvage copies its records") from error
         raise
     if found is None:
         return None
-    done = report(str(pair.path), found, now)
+    done = report(str(files.path), found, now)
     say = logger.warn if done.cut_records or done.damaged_records else logger.inform
     say("%s", done)
     return done

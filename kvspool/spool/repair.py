@@ -26,7 +26,7 @@ from kvspool.errors import Corruption
 from kvspool.kernel import frames_py as frames
 from kvspool.spool import checkpoints, recovery, verify
 from kvspool.spool.memory import Memory
-from kvspool.spool.pair import Pair
+from kvspool.spool.spool_files import SpoolFiles
 
 if TYPE_CHECKING:
     from kvspool.kernel.frames_py import FrameReader
@@ -54,17 +54,17 @@ def repair(path: str | os.PathLike[str], *, timeout: float = TIMEOUT) -> RepairR
     is unchanged, and `salvage` copies its records. LogNotFound, FormatError, Corruption if not even the headers are sound: then only
     `salvage` helps. PermissionError without write permission.
     """
-    pair = Pair(Path(os.path.abspath(path)))
+    files = SpoolFiles(Path(os.path.abspath(path)))
     try:
-        if not pair.is_writable:
-            raise pair.refusal("repair")
-        with recovery.exclusively(pair, timeout):
+        if not files.is_writable:
+            raise files.refusal("repair")
+        with recovery.exclusively(files, timeout):
             boot_id = system.port.boot_id()
-            failed = pair.control.cast("Q")[frames.SYNC_ERROR]
-            done = recovery.recover_files(pair, boot_id, mend)
-            return RepairReport(str(pair.path), failed, done, verify.verify_pair(pair))
+            failed = files.control.cast("Q")[frames.SYNC_ERROR]
+            done = recovery.recover_files(files, boot_id, mend)
+            return RepairReport(str(files.path), failed, done, verify.verify_files(files))
     finally:
-        pair.close()
+        files.close()
 
 
 def mend(memory: Memory, boot_id: bytes, now: int) -> recovery.Findings | None:

@@ -36,7 +36,7 @@ from kvspool.errors import (
     Closed,
     KvspoolError,
     LockTimeout,
-    MismatchedPair,
+    MismatchedFiles,
     Moved,
     NotDurable,
     Pinned,
@@ -59,10 +59,10 @@ from kvspool.spool import epochs, format, producing, rates, recovery, restored, 
 from kvspool.spool.appending import Appending, Batch, Outdated, Prepared, Row, RowBatch
 from kvspool.spool.cursor import Cursor, Reading, end_of, refuse_vanished
 from kvspool.spool.durability import Flusher
-from kvspool.spool.pair import Pair
 from kvspool.spool.reader import SpoolReader, delete, listing, slowest
 from kvspool.spool.repair import RepairReport, repair
-from kvspool.spool.verify import VerifyReport, verify_pair
+from kvspool.spool.spool_files import SpoolFiles
+from kvspool.spool.verify import VerifyReport, verify_files
 from kvspool.system import forks, holders
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class Spool(Single, Log):
 
     def __init__(
         self,
-        pair: Pair,
+        files: SpoolFiles,
         timeout: float = TIMEOUT,
         durability: Durability | None = None,
         sync_interval: float | None = None,
@@ -144,16 +144,16 @@ class Spool(Single, Log):
         to recover, and nothing can fail here any more.
         """
         Single.__init__(self)
-        self.path = pair.path
+        self.path = files.path
         self.timeout = timeout
-        self.recovery = None if is_new else _settled(pair, timeout)
-        self._pair: Pair | None = pair
-        self._log_id = pair.header.log_id  # of these files
-        self._origin = pair.origin
-        self._codec = Codec(pair.header.codec)
-        self._packer = self._new_packer(pair)
-        self.durability = durability or DURABILITIES[pair.header.durability]
-        self.sync_interval = sync_interval or pair.header.sync_interval / 1e9 or SYNC_INTERVAL
+        self.recovery = None if is_new else _settled(files, timeout)
+        self._files: SpoolFiles | None = files
+        self._log_id = files.header.log_id  # of these files
+        self._origin = files.origin
+        self._codec = Codec(files.header.codec)
+        self._packer = self._new_packer(files)
+        self.durability = durability or DURABILITIES[files.header.durability]
+        self.sync_interval = sync_interval or files.header.sync_interval / 1e9 or SYNC_INTERVAL
         self.is_durable = self.durability == "disk"
         self._flusher: Flusher | None = None
         self._background: Background | None = None
@@ -326,7 +326,7 @@ class Spool(Single, Log):
             flusher = self._open_flusher()
         sequence = flusher.sync(self.timeout if timeout is None else timeout)
         # Records from before a resize are on disk, too, but perhaps not those appended since.
-        return sequence if self._live() is flusher.pair else self.sync(timeout)
+        return sequence if self._live() is flusher.files else self.sync(timeout)
 
     # Reading.
 
@@ -339,13 +339,13 @@ class Spool(Single, Log):
         isolation: Isolation = "appended",
     ) -> Cursor:
         """Return a cursor at `start`, for merging several logs; `bounded`: up to the present end, or to sequence `end`."""
-        pair = self._live()
-        reader = pair.reader(0, 0)
+        files = self._live()
+        reader = files.reader(0, 0)
         place = end_of(reader, isolation) if start == "latest" else search.find(reader, start)
         stop = None
         if bounded:
             stop = end_of(reader, isolation) if end is None else search.find(reader, end)
-        return Cursor(pair, place, stop, "overrun", isolation)
+        return Cursor(files, place, stop, "overrun", isolation)
 
     _cursor_at = cursor
 
@@ -377,8 +377,8 @@ class Spool(Single, Log):
     # Maintenance.
 
     def stats(self) -> SpoolStats:
-        pair = self._live()
-        reader = pair.reader(0, 0)
+        files = self._live()
+        reader = files.reader(0, 0)
         synced, synced_sequence = reader.word(format.SYNCED), reader.word(format.SYNCED_SEQ)
         position, first = search.find(reader, "earliest")
         tail, next_sequence, last = reader.mark()
@@ -388,10 +388,10 @@ class Spool(Single, Log):
             path=str(self.path),
             format="spool",
             log_id=self._origin.hex(),
-            policy=format.POLICIES[pair.header.policy],
-            reader_expiry=pair.header.reader_expiry / 1e9,
+            policy=format.POLICIES[files.header.policy],
+            reader_expiry=files.header.reader_expiry / 1e9,
             codec=self._codec.name.lower(),
-            capacity=pair.header.capacity,
+            capacity=files.header.capacity,
             used=tail - position,
             records=search.count(reader, first, (tail, next_sequence)),
             first_sequence=first,
@@ -404,13 +404,13 @@ class Spool(Single, Log):
             unsynced_records=max(0, next_sequence - max(synced_sequence, first)),
             unsynced_bytes=max(0, tail - max(synced, position)),
             sync_error=reader.word(frames.SYNC_ERROR),
-            created=pair.header.created,
-            rates=rates.rates(pair.control.cast("Q"), system.port.now()),
-            **_recovered(pair),
+            created=files.header.created,
+            rates=rates.rates(files.control.cast("Q"), system.port.now()),
+            **_recovered(files),
         )
 
     def verify(self, progress: Progress | None = None) -> VerifyReport:
-        return verify_pair(self._live(), progress)
+        return verify_files(self._live(), progress)
 
     def repair(self, timeout: float | None = None) -> RepairReport:
         return repair(self._live().path, timeout=self.timeout if timeout is None else timeout)
@@ -424,13 +424,13 @@ class Spool(Single, Log):
 
     @property
     def closed(self) -> bool:
-        return self._pair is None
+        return self._files is None
 
     def has_vanished(self) -> bool:
         """Return whether the log's files were deleted; data in memory can still be read."""
-        if self._pair is None:
+        if self._files is None:
             raise Closed(f"{self.path} was closed; open it again")
-        return self._pair.has_vanished()
+        return self._files.has_vanished()
 
     @property
     def log_id(self) -> bytes:
@@ -490,9 +490,9 @@ class Spool(Single, Log):
             self._writer.close()
         self._writer = None
         self._flusher = self._background = None
-        if self._pair is not None:
-            self._pair.close()
-            self._pair = None
+        if self._files is not None:
+            self._files.close()
+            self._files = None
 
     def _settle(self) -> None:
         """Flush what the level promises, and end the thread that does it."""
@@ -506,67 +506,67 @@ class Spool(Single, Log):
         self._thread_lock = threading.RLock()
         self._is_forked = True
         self._flusher = self._background = None
-        if self._pair is not None:
-            self._pair.forked()
+        if self._files is not None:
+            self._files.forked()
 
     # Inside.
 
     def check_open(self) -> None:
         self._live()
 
-    def _live(self) -> Pair:
+    def _live(self) -> SpoolFiles:
         """Return the open files; in a forked child, its own ones."""
         if self._is_forked:
             with self._thread_lock:
                 self._reopen()
-        pair = self._pair
-        if pair is None:
+        files = self._files
+        if files is None:
             raise Closed(f"{self.path} was closed; open it again")
-        return self._follow(pair) if pair.may_have_moved else pair
+        return self._follow(files) if files.may_have_moved else files
 
-    def _follow(self, pair: Pair) -> Pair:
+    def _follow(self, files: SpoolFiles) -> SpoolFiles:
         """Return the present files of the log: new ones after a resize, or still these."""
         with self._thread_lock:
-            successor = pair.successor()
-            if successor is None or self._pair is not pair:
-                return self._pair or pair
+            successor = files.successor()
+            if successor is None or self._files is not files:
+                return self._files or files
             # Iterators still read from the old files, which close with the last of them. All of their records are on disk.
             self._writer = self._flusher = self._background = None
             self._log_id = successor.header.log_id
-            self._pair = successor
+            self._files = successor
             return successor
 
     def _reopen(self) -> None:
-        if not self._is_forked or self._pair is None:
+        if not self._is_forked or self._files is None:
             return
-        pair = Pair(self.path, allow_unsafe_fs=self._pair.allow_unsafe_fs)
-        if pair.origin != self._origin:
-            pair.close()
-            raise MismatchedPair(f"{self.path} is no longer the log that was open before the fork")
-        _settled(pair, self.timeout)
+        files = SpoolFiles(self.path, allow_unsafe_fs=self._files.allow_unsafe_fs)
+        if files.origin != self._origin:
+            files.close()
+            raise MismatchedFiles(f"{self.path} is no longer the log that was open before the fork")
+        _settled(files, self.timeout)
         # Iterators from before the fork still read from the old pair, which closes with the last of them.
         self._writer = None
-        self._log_id = pair.header.log_id
-        self._pair = pair
+        self._log_id = files.header.log_id
+        self._files = files
         self._is_forked = False
 
     def _open_writer(self) -> FrameWriter:
         """Return a writer that belongs to this process. Call it with the thread lock held."""
-        pair = self._live()
+        files = self._live()
         if self._writer is not None and self._process != system.port.process_id():
             # A raw fork without notification: the lock's descriptor is the parent's.
             self.forked()
-            pair = self._live()
+            files = self._live()
         if self._writer is None:
             self._process = system.port.process_id()
-            writer = pair.writer(self._holder())
-            self._flusher = Flusher(pair)
+            writer = files.writer(self._holder())
+            self._flusher = Flusher(files)
             if self.durability == "os":
                 self._background = Background(self._flusher, self.sync_interval, self.timeout)
             self._writer = writer  # last: if it is set everything is, also after an exception from a signal handler
         now = system.port.now()
         if not 0 <= self._writer.look_at - now <= frames.LOOK_EVERY:
-            refuse_vanished(pair)
+            refuse_vanished(files)
             self._writer.look_at = now + frames.LOOK_EVERY
         return self._writer
 
@@ -612,15 +612,15 @@ class Spool(Single, Log):
                 continue
             if isinstance(appended, range):
                 return appended
-            pair = self._live()
+            files = self._live()
             left = deadline - system.port.monotonic()
             pinned = appending.pinned
-            may_wait = pair.header.policy == format.BLOCK or (pinned is not None and not pair.header.policy)
+            may_wait = files.header.policy == format.BLOCK or (pinned is not None and not files.header.policy)
             if left <= 0 or not may_wait:
                 waited = f" within {timeout:g} s" if may_wait else ""
                 if pinned is not None:
                     raise Pinned(f"{self.path}: {pinned}{waited and f', and none became free{waited}'}")
-                raise SpoolFull(f"{self.path} has no room{waited}: {slowest(pair)}")
+                raise SpoolFull(f"{self.path} has no room{waited}: {slowest(files)}")
             system.port.sleep(min(pause, left))
             pause = min(pause * 1.5, locks.LONGEST_PAUSE)
 
@@ -651,14 +651,14 @@ class Spool(Single, Log):
         with self._thread_lock:
             while True:
                 writer = self._open_writer()
-                pair = self._live()
+                files = self._live()
                 try:
-                    attempt = partial(writer.locked, partial(self._settled, pair, work))
-                    done: T = locks.wait_for(attempt, left, partial(self._describe_holder, pair), partial(locks.rest, writer.lock))
+                    attempt = partial(writer.locked, partial(self._settled, files, work))
+                    done: T = locks.wait_for(attempt, left, partial(self._describe_holder, files), partial(locks.rest, writer.lock))
                 except Moved:
-                    if self._live() is pair:
-                        refuse_vanished(pair)
-                        pair.stay()
+                    if self._live() is files:
+                        refuse_vanished(files)
+                        files.stay()
                         if left == 0.0:
                             raise LockTimeout(f"{self.path} was not in place within {timeout:g} s after a resize") from None
                     left = max(0.0, deadline - system.port.monotonic())
@@ -667,29 +667,29 @@ class Spool(Single, Log):
                     self.ring(writer)
                 return done
 
-    def _settled(self, pair: Pair, work: Callable[[FrameWriter], T], writer: FrameWriter) -> T:
+    def _settled(self, files: SpoolFiles, work: Callable[[FrameWriter], T], writer: FrameWriter) -> T:
         """Under the append lock: do the work, after resolving a producer's batch that a killed process has left."""
         pending = writer.word(frames.PENDING)
         if pending and not writer.word(frames.MOVED):
-            ledger.settle(pair.path, pair.origin, pending - 1, writer.mark()[1])
-            producing.Place.of(pair).set_pending(0)
+            ledger.settle(files.path, files.origin, pending - 1, writer.mark()[1])
+            producing.Place.of(files).set_pending(0)
         return work(writer)
 
     def ring(self, writer: FrameWriter) -> None:
         """Wake the readers that watch by inotify. The records are stored, so errors are ignored: readers also poll."""
         writer.has_watchers = False
-        pair = self._pair
-        if pair is not None:
-            with pair.in_use() as is_open, suppress(OSError):
+        files = self._files
+        if files is not None:
+            with files.in_use() as is_open, suppress(OSError):
                 if is_open:
-                    pair.wake()
+                    files.wake()
 
-    def _describe_holder(self, pair: Pair) -> str:
+    def _describe_holder(self, files: SpoolFiles) -> str:
         """Name the last owner of the append lock: a hint, since it may have changed meanwhile."""
-        reader = pair.reader(0, 0)
+        reader = files.reader(0, 0)
         words = [reader.word(frames.HOLDER + 2 + at) for at in range(4)]
         who = holders.describe(words)
-        if not pair.append_lock.is_gate_open():
+        if not files.append_lock.is_gate_open():
             return (
                 f"handles of the compiled kvspool have {self.path} open; the last writer was {who}. This process runs the interpreted one, "
                 f"which appends only while they are closed: build its extension (python setup.py build_ext --inplace), or install a wheel"
@@ -701,9 +701,9 @@ class Spool(Single, Log):
         if _stored(content) > format.largest_frame(self.capacity):
             raise TooLarge(_too_large(content, self.capacity))
 
-    def _new_packer(self, pair: Pair) -> Packer | None:
+    def _new_packer(self, files: SpoolFiles) -> Packer | None:
         """Return a packer with the present key table; None if the log has none."""
-        table = pair.key_table
+        table = files.key_table
         return None if table is None else Packer(partial(self._intern, table.keys), table.keys)
 
     def _intern(self, known: Keys, keys: list[str]) -> dict[str, int]:
@@ -714,36 +714,36 @@ class Spool(Single, Log):
         with self._thread_lock:
             self._open_writer()
             flusher = self._open_flusher()
-            pair, table = flusher.pair, flusher.pair.key_table
+            files, table = flusher.files, flusher.files.key_table
             assert table is not None
             if table.era != known.era:
                 return {}
             table.look()
             if not table.is_full and any(key not in table.indexes for key in keys):
-                with locks.held(pair.lock, format.KEYS_LOCK, self.timeout, lambda: "another process adds keys"):
-                    is_ours = not pair.may_have_moved or pair.is_in_place()
+                with locks.held(files.lock, format.KEYS_LOCK, self.timeout, lambda: "another process adds keys"):
+                    is_ours = not files.may_have_moved or files.is_in_place()
                     # A key table restored from a copy gets no key before a recovery: the next append refuses it.
-                    if is_ours and not restored.is_behind(pair.front, pair.control):
+                    if is_ours and not restored.is_behind(files.front, files.control):
                         table.add(keys, flusher.flush_control)
-                if not is_ours and self._live() is not pair:
+                if not is_ours and self._live() is not files:
                     return self._intern(known, keys)
             if table.keys is not known:  # of other files: since a fork, for example
                 known.names.update(table.keys.names)
             return table.indexes
 
 
-def _settled(pair: Pair, timeout: float) -> recovery.RecoveryReport | None:
+def _settled(files: SpoolFiles, timeout: float) -> recovery.RecoveryReport | None:
     """Recover the log if the machine was restarted; see `recovery.settle`. The files are closed if that fails."""
     try:
-        return recovery.settle(pair, timeout)
+        return recovery.settle(files, timeout)
     except BaseException:
-        pair.close()
+        files.close()
         raise
 
 
-def _recovered(pair: Pair) -> dict[str, int]:
+def _recovered(files: SpoolFiles) -> dict[str, int]:
     """Return the fields of SpoolStats about the last recovery."""
-    found = epochs.newest(pair.control, pair.header.log_id)
+    found = epochs.newest(files.control, files.header.log_id)
     names = ("recoveries", "recovered", "lost_records", "lost_bytes")
     return {name: 0 if found is None else getattr(found[1], name) for name in names}
 

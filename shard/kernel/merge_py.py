@@ -110,15 +110,15 @@ class MergeSource:
             return self._fill(most)
         if self._is_plain and self.will_wake() and not frames.has_more() and not self._watched.is_closed:
             return False
-        pair, position, sequence = self.cursor.pair, frames.position, frames.sequence
+        files, position, sequence = self.cursor.files, frames.position, frames.sequence
         try:
-            if self._is_plain and not pair.is_closed:
+            if self._is_plain and not files.is_closed:
                 frames.fetch(frames.edge_now(), most, self.make, self.batch.clear())
                 if self.batch.items:
                     return True
             return self._fill(most)
         except BaseException:
-            if self.cursor.pair is pair:  # a signal handler's exception may lose a record: copy them again
+            if self.cursor.files is files:  # a signal handler's exception may lose a record: copy them again
                 self.batch.clear()
                 frames.position, frames.sequence = position, sequence
             raise

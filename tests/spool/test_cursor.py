@@ -80,11 +80,11 @@ def test_a_bounded_reader_that_is_overtaken_stays_in_its_bounds_where_the_index_
     append(log, 102)
     cursor = log.cursor(0, bounded=True)
     overtake = overtaken(log, cursor, 5, 5)
-    assert log._pair is not None
+    assert log._files is not None
 
     def take(end: int) -> list[Record]:
         got = overtake(end)
-        log._pair.control[format.INDEX_AT : format.INDEX_AT + 8] = bytes(8)  # type: ignore[union-attr]
+        log._files.control[format.INDEX_AT : format.INDEX_AT + 8] = bytes(8)  # type: ignore[union-attr]
         return got
 
     assert account(drain(cursor, take)) == (0, 102)
@@ -182,7 +182,7 @@ def test_damage_that_is_overwritten_meanwhile_is_an_overrun(log: Spool) -> None:
 
 def test_numbers_that_were_left_out_are_a_machine_restart(log: Spool) -> None:
     append(log, 3)
-    words = log._pair.control.cast("Q")  # type: ignore[union-attr]
+    words = log._files.control.cast("Q")  # type: ignore[union-attr]
     for mark in (frames.MARKS, frames.MARKS + frames.MARK_WORDS):
         if words[mark] == words[frames.TAIL]:
             words[mark + 1] = 1 << 32
@@ -242,8 +242,8 @@ def test_a_reader_asks_for_the_bell_and_looks_again_before_it_sleeps(log: Spool)
         assert list(following) == []
         assert ask(0) == VALUE
         looks.append(log.append(b"rings"))
-        assert log._pair is not None
-        assert log._pair.control[format.WAKE_AT] == 1
+        assert log._files is not None
+        assert log._files.control[format.WAKE_AT] == 1
         assert [record.sequence for record in following] == looks
 
 

@@ -51,8 +51,8 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def asleep(log: Spool) -> None:
     """Return when somebody has asked to be woken by inotify, and the loop is about to sleep."""
-    assert log._pair is not None
-    while not log._pair.control[WANTED]:
+    assert log._files is not None
+    while not log._files.control[WANTED]:
         await asyncio.sleep(0.001)
     await asyncio.sleep(0)
 

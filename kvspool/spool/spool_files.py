@@ -30,7 +30,7 @@ from kvspool.errors import (
     LogExists,
     LogNotFound,
     LogVanished,
-    MismatchedPair,
+    MismatchedFiles,
     NameNotDurable,
     NotAFile,
     NotALog,
@@ -68,7 +68,7 @@ def create(
     sync_interval: int = 0,
     allow_unsafe_fs: bool = False,
     touched: int = 0,
-) -> Pair:
+) -> SpoolFiles:
     """Create a spool at `path`, on disk when the call returns, and return its open files.
 
     capacity: size of the ring in bytes, a multiple of 4096. mode: permission bits of the two files; users with read permission may also
@@ -106,17 +106,17 @@ def create(
         with making.directory(path, discard) as made:
             fill(made.path, header._replace(log_id=made.id), mode, touched=touched)
             # Opened first: once other processes can see the log, only the disk can fail, which raises NameNotDurable.
-            pair = Pair(made.path, allow_unsafe_fs=allow_unsafe_fs)
+            files = SpoolFiles(made.path, allow_unsafe_fs=allow_unsafe_fs)
             try:
-                if touched and pair.is_writable:
-                    pair.populate(touched)
+                if touched and files.is_writable:
+                    files.populate(touched)
                 _publish(made, path)
             except BaseException:
                 with suppress(OSError):  # the first error counts; the files are closed anyway
-                    pair.close()
+                    files.close()
                 raise
-            pair.path = path
-            return pair
+            files.path = path
+            return files
     except OSError as error:
         is_clean = not getattr(error, "__notes__", None)  # otherwise a note names the directory that stays
         left = "; it is complete" if isinstance(error, NameNotDurable) else "; nothing is left" if is_clean else ""
@@ -192,7 +192,7 @@ class Memory(NamedTuple):
     control: memoryview
 
 
-class Pair(Handle):
+class SpoolFiles(Handle):
     """An open spool: descriptors and mappings of its two files.
 
     The ring is mapped read-only, and so is `front`, the page before it with the checkpoints; `writer` maps the ring again for writing, so
@@ -204,11 +204,11 @@ class Pair(Handle):
     """
 
     def __init__(self, path: Path, *, allow_unsafe_fs: bool = False) -> None:
-        """Open and check both files. Raises LogNotFound, NotALog, UnknownVersion, MismatchedPair, Truncated, Corruption."""
+        """Open and check both files. Raises LogNotFound, NotALog, UnknownVersion, MismatchedFiles, Truncated, Corruption."""
         self.path = path
         self.allow_unsafe_fs = allow_unsafe_fs
         self._kills = False  # whether a store may kill the process
-        self._files: list[Descriptor] = []
+        self._descriptors: list[Descriptor] = []
         self._maps: list[mmap.mmap] = []
         self._lock: Descriptor | None = None
         self._append_lock: AppendLock | None = None
@@ -220,17 +220,17 @@ class Pair(Handle):
         self._memory: Memory | None = None
         self._words = _NO_WORDS
         self._writable: mmap.mmap | None = None  # populated, until a writer takes it
-        self._successor: Pair | None = None
+        self._successor: SpoolFiles | None = None
         try:
             self._kills = not allow_unsafe_fs and filesystems.kills(path)
-            self._open_one_pair()
+            self._open_matching()
             self._map_files()
         except BaseException:
             self._release()
             raise
         forks.register(self)
 
-    def _open_one_pair(self) -> None:
+    def _open_matching(self) -> None:
         """Open the files until they belong together.
 
         A separate function: since Python 3.12, an exception from a signal handler at the backward jump of a loop may bypass the `try`
@@ -247,8 +247,8 @@ class Pair(Handle):
             self._lock_file = self._open_file(format.LOCK_FILE)[0] if self.header.resizes else self._control
             self._data, self.can_write = self._open_file(format.DATA_FILE)
             self._check_data()
-        except (MismatchedPair, NotALog):
-            if not self._files or self._lies_at(self.path / format.CONTROL_FILE, self._files[0].number):
+        except (MismatchedFiles, NotALog):
+            if not self._descriptors or self._lies_at(self.path / format.CONTROL_FILE, self._descriptors[0].number):
                 raise
             return False
         return True
@@ -341,7 +341,7 @@ class Pair(Handle):
             if error.errno in (errno.ELOOP, errno.ENOTDIR):
                 raise NotALog(f"{path} is not a regular file: {error.strerror}") from error
             raise
-        self._files.append(file)
+        self._descriptors.append(file)
         return file, writable
 
     def _read_header(self) -> format.Header:
@@ -361,7 +361,7 @@ class Pair(Handle):
         raw = system.port.read(self.data_fd, format.DATA_HEADER.size, 0)
         data = _checked(format.DATA_HEADER, raw, path, format.DATA_MAGIC)
         if (data.log_id, data.capacity, data.data_start) != (self.header.log_id, self.header.capacity, self.header.data_start):
-            raise MismatchedPair(
+            raise MismatchedFiles(
                 f"{self.path}: {format.CONTROL_FILE} is of log {self.header.log_id.hex()}, {format.DATA_FILE} of {data.log_id.hex()}"
             )
         self._check_size(self.data_fd, format.DATA_START + data.capacity, path)
@@ -449,7 +449,7 @@ class Pair(Handle):
         return self._sync_lock.number
 
     def open_lock(self) -> Descriptor:
-        """Return a new descriptor for locks of this log. Raises LogVanished or MismatchedPair if the file was removed or replaced.
+        """Return a new descriptor for locks of this log. Raises LogVanished or MismatchedFiles if the file was removed or replaced.
 
         A log keeps its lock file in a resize: as spool.lck, next to a new spool.ctl.
         """
@@ -472,7 +472,7 @@ class Pair(Handle):
             file.close()
         if not os.path.lexists(self.path / format.CONTROL_FILE):
             raise LogVanished(f"{self.path} was deleted while it was open; open it again if it exists")
-        raise MismatchedPair(f"{self.path} was replaced by another log while it was open; open it again")
+        raise MismatchedFiles(f"{self.path} was replaced by another log while it was open; open it again")
 
     def is_locked(self, at: int) -> bool:
         """Return whether an open file description of any process has locked byte `at`. Raises Closed."""
@@ -492,10 +492,10 @@ class Pair(Handle):
         words = self._words
         return len(words) > frames.MOVED and words[frames.MOVED] != 0
 
-    def successor(self) -> Pair | None:
+    def successor(self) -> SpoolFiles | None:
         """Return the newest open files of the log after a resize; None if it is still in these.
 
-        Raises MismatchedPair if another log is at the path.
+        Raises MismatchedFiles if another log is at the path.
         """
         with self.in_use() as is_open:
             if is_open and self._successor is None and self.may_have_moved:
@@ -505,19 +505,19 @@ class Pair(Handle):
         newest = self._successor
         return newest if newest is None or not newest.may_have_moved else newest.successor() or newest
 
-    def _find_successor(self) -> Pair | None:
+    def _find_successor(self) -> SpoolFiles | None:
         if self.is_in_place():
             with suppress(OSError):  # readers continue; the next writer retries, and reports the error
                 self.stay()
             if self.is_in_place():
                 return None
         try:
-            found = Pair(self.path, allow_unsafe_fs=self.allow_unsafe_fs)
+            found = SpoolFiles(self.path, allow_unsafe_fs=self.allow_unsafe_fs)
         except LogNotFound:
             return None
         if found.origin != self.origin or found.header.resizes <= self.header.resizes:
             found.close()
-            raise MismatchedPair(f"{self.path} was replaced by another log while it was open; open it again")
+            raise MismatchedFiles(f"{self.path} was replaced by another log while it was open; open it again")
         if found.key_table is not None and self.key_table is not None:
             found.key_table.go_on(self.key_table)
         return found
@@ -570,7 +570,7 @@ class Pair(Handle):
         if self.can_ask and memory is not None:
             rates.count_gap(memory.control.cast("Q"), system.port.now())
 
-    def copy_accounts(self, successor: Pair) -> None:
+    def copy_accounts(self, successor: SpoolFiles) -> None:
         """Under all locks, during a resize: copy the list of producers to the new files, on disk, after resolving the leftovers of a killed
         process.
         """
@@ -590,7 +590,7 @@ class Pair(Handle):
                 return False
         try:
             successor = self.successor()
-        except (MismatchedPair, NotALog):
+        except (MismatchedFiles, NotALog):
             return True  # another log or file is at the path
         return successor is None or successor.has_vanished()
 
@@ -659,10 +659,10 @@ class Pair(Handle):
         while self._maps:
             _close_map(self._maps.pop().close)
         with ExitStack() as closing:  # all of them, even if one fails
-            for file in (*self._files, self._lock, self._sync_lock):
+            for file in (*self._descriptors, self._lock, self._sync_lock):
                 if file is not None:
                     closing.callback(file.close)
-            self._files, self._lock, self._sync_lock = [], None, None
+            self._descriptors, self._lock, self._sync_lock = [], None, None
 
     def __del__(self) -> None:
         if hasattr(self, "_words"):  # otherwise `__init__` failed before it opened anything
