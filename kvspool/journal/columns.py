@@ -130,7 +130,7 @@ class Records:
         if bits is not None and 8 * len(bits) < keys.offset + self.rows:
             raise ValueError("column key has a bitmap that is too short")
         self._times, kinds, marks = _fixed(times, "q", "timestamp"), _fixed(types, "i", "type"), _fixed(codecs, "B", "codec")
-        fault, found, self.longest_key, self.longest_value = kvj.survey(
+        fault, found, self.longest_key, self.longest_value = kvj.check_columns(
             self.rows, bits, keys.offset, key_offsets, len(key_data), value_offsets, len(value_data), kinds, marks, Codec.MSGPACK
         )
         if fault:

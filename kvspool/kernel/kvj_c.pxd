@@ -34,7 +34,7 @@ cpdef tuple encode_columns(
     fault=int, found=Py_ssize_t, longest_key=Py_ssize_t, longest_value=Py_ssize_t, key_places="const native.half *",
     value_places="const native.half *", kinds="const native.half *", row=Py_ssize_t, place=int64_t, behind=int64_t, size=int64_t
 )
-cpdef tuple survey(
+cpdef tuple check_columns(
     Py_ssize_t rows, const uint8_t[::1] key_bits, Py_ssize_t key_bit, const int32_t[::1] key_offsets, Py_ssize_t key_room,
     const int32_t[::1] value_offsets, Py_ssize_t value_room, const int32_t[::1] types, const uint8_t[::1] codecs, int most
 )

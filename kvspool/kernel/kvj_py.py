@@ -20,7 +20,7 @@ LARGEST = (1 << 31) - 1  # bytes of a frame
 ONES = 0xFFFF_FFFF
 
 WHOLE, SHORT, DAMAGED, JUMPED = 0, 1, 2, 3  # as in `journal.format`
-SOUND, OFFSETS, TYPES, CODECS = 0, 1, 2, 3  # faults found by `survey`
+SOUND, OFFSETS, TYPES, CODECS = 0, 1, 2, 3  # faults found by `check_columns`
 
 
 def encode(
@@ -164,7 +164,7 @@ def encode_columns(
     return out, end - start, last
 
 
-def survey(
+def check_columns(
     rows: int,
     key_bits: memoryview | None,
     key_bit: int,
@@ -239,8 +239,8 @@ def encode_records(
     """Do as `encode_columns`, from row `start` on, into `out`, which has room for one record more than `room`; other threads run meanwhile.
 
     Columns in Arrow's layout, at any address: key_bits: from bit `key_bit` on, one for each row, 0 for no key (None: each has one); offsets
-    and types: int32; timestamps: int64; codecs: bytes. They are consistent: see `survey`. Return the number of bytes, the rows, and the
-    latest timestamp.
+    and types: int32; timestamps: int64; codecs: bytes. They are consistent: see `check_columns`. Return the number of bytes, the rows,
+    and the latest timestamp.
     """
     key_places = native.halves_at(key_offsets)
     value_places = native.halves_at(value_offsets)

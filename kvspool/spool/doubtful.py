@@ -82,7 +82,7 @@ def _rows(doubtful: list[Run], after: Callable[[int, int], Place], capacity: int
             rows[-1].append(run)
         else:
             rows.append([run])
-    # The first one may continue the last one: the survey began in its middle.
+    # The first one may continue the last one: the scan began in its middle.
     if len(rows) > 1 and after(rows[-1][-1].end, rows[-1][-1].last + 1) == (rows[0][0].start % capacity, rows[0][0].first):
         rows[-1] += [run.moved(capacity) for run in rows.pop(0)]
     return rows

@@ -8,7 +8,7 @@ copied or restored together is consistent, and is used as it is.
 and parts of the ring may be a lap or more older than others. Only checkpoints and flushed data are certain: no flush completes before a
 checkpoint that includes all of its data is on disk, too.
 
-**Truth** is every frame whose checksum, which begins with the log id, matches. A survey finds them all, once around the ring. Those with
+**Truth** is every frame whose checksum, which begins with the log id, matches. A scan finds them all, once around the ring. Those with
 sequences of the checkpoint are at their positions (see `checkpoints`); older ones are leftovers of earlier laps. The others are newer than
 the checkpoint and after its tail; the last of them is the end of the log. In ring order from there on, a frame after one with a larger
 sequence is a leftover; every other one is kept. Bytes between kept frames are damage: a reader gets a Gap for them, and nothing is cut off
@@ -189,7 +189,7 @@ def examine(memory: Memory, echo: int | None = None) -> Findings:
     published = None if echo is None else restored.checkpoint(memory, echo)
     given_out = checkpoint.next_seq  # possibly by a recovery, without a record after it
     checkpoint = published or checkpoint
-    found, pads = _survey(memory, checkpoint)
+    found, pads = _scan(memory, checkpoint)
     left: list[Run] = []
     unsure: list[Run] = []
     runs: list[Run] = []
@@ -247,16 +247,16 @@ def next_multiple(sequence: int) -> int:
     return -(-(sequence + SPARE) // STRIDE) * STRIDE
 
 
-def _survey(memory: Memory, checkpoint: format.Checkpoint) -> tuple[list[Run], list[Run]]:
+def _scan(memory: Memory, checkpoint: format.Checkpoint) -> tuple[list[Run], list[Run]]:
     """Return all runs and all pads that are not leftovers according to the checkpoint, once around the ring from its head on."""
-    survey = memory.survey()
+    scanner = memory.scanner()
     runs: list[Run] = []
     pads: list[Run] = []
     position = checkpoint.head
     # Split each run at the end of the checkpoint, and at the end of the records synced before it.
     for stop in (max(checkpoint.head, checkpoint.synced), checkpoint.tail, checkpoint.head + memory.header.capacity):
-        while survey.next_run(position, stop, checkpoint.min_seq, checkpoint.next_seq):
-            run = Run(survey.start, survey.position, survey.first, survey.last, survey.newest, survey.frames)
+        while scanner.next_run(position, stop, checkpoint.min_seq, checkpoint.next_seq):
+            run = Run(scanner.start, scanner.position, scanner.first, scanner.last, scanner.newest, scanner.frames)
             if not run.frames:
                 pads.append(run)
             elif run.start < checkpoint.tail < run.end:
@@ -266,7 +266,7 @@ def _survey(memory: Memory, checkpoint: format.Checkpoint) -> tuple[list[Run], l
                 runs.append(run)
             position = run.end if run.frames else run.start + frames.HEADER
         position = max(position, stop)
-    survey.close()
+    scanner.close()
     return runs, pads
 
 
@@ -384,9 +384,9 @@ def _split(memory: Memory, run: Run, last: int) -> tuple[list[Run], list[Run]]:
         return [], [run]
     if run.last <= last:
         return [run], []
-    survey = memory.survey()
-    place = survey.place_of(run.start, run.end, last + 1)
-    survey.close()
+    scanner = memory.scanner()
+    place = scanner.place_of(run.start, run.end, last + 1)
+    scanner.close()
     frames_before = last + 1 - run.first
     return (
         [run._replace(end=place, last=last, frames=frames_before)],
@@ -433,11 +433,11 @@ def _damage(kept: list[Run], checkpoint: format.Checkpoint, tail: int, *, is_who
 
 def apply(memory: Memory, found: Findings) -> None:
     """Erase the leftovers, and store the findings in the control block. It is not trusted before the epoch marks it as true."""
-    survey = memory.survey()
+    scanner = memory.scanner()
     for run in found.rejected:
-        survey.erase(run.start, run.end, found.state.min_seq)
+        scanner.erase(run.start, run.end, found.state.min_seq)
     for run, end in zip(found.kept, [*(run.start for run in found.kept[1:]), found.state.tail], strict=False):
-        survey.cut(run.end, end, found.state.min_seq)
+        scanner.cut(run.end, end, found.state.min_seq)
     words = memory.control.cast("Q")
     state = found.state
     values = [(frames.MIN_SEQ, state.min_seq), (frames.HEAD, state.head)]
@@ -447,32 +447,32 @@ def apply(memory: Memory, found: Findings) -> None:
     for at, value in values:
         if words[at] != value:
             words[at] = value
-    survey.clear_index()
+    scanner.clear_index()
     for run in found.kept:
-        survey.enter_run(run.start, run.end)
-    _place_readers(memory, survey, found)
-    survey.close()
+        scanner.enter_run(run.start, run.end)
+    _place_readers(memory, scanner, found)
+    scanner.close()
 
 
-def _place_readers(memory: Memory, survey: FrameSurvey, found: Findings) -> None:
+def _place_readers(memory: Memory, scanner: FrameSurvey, found: Findings) -> None:
     """Update each durable reader's commit with the new position of its next record; its sequence stays."""
     all_slots = slots.Slots(memory.control, memory.header.log_id)
     for slot in all_slots.taken():
         commit = slot.newest()
         if commit is None or commit.sequence > found.state.next_seq:
             continue  # damaged: the operator has to decide
-        position = _place_of(survey, found, commit.sequence)
+        position = _place_of(scanner, found, commit.sequence)
         if position != commit.position:
             slot.replace(position)
     all_slots.announce()
 
 
-def _place_of(survey: FrameSurvey, found: Findings, sequence: int) -> int:
+def _place_of(scanner: FrameSurvey, found: Findings, sequence: int) -> int:
     """Return the position of a reader that expects this sequence: its frame, or else the position after the previous one."""
     place = found.state.head
     for run in found.kept:
         if sequence <= run.last:
-            return survey.place_of(run.start, run.end, sequence) if sequence >= run.first else place
+            return scanner.place_of(run.start, run.end, sequence) if sequence >= run.first else place
         place = run.end
     return found.state.tail if sequence >= found.state.next_seq else place
 
@@ -575,8 +575,8 @@ class FilesMemory:
         self.control = files.control
         self.header = files.header
 
-    def survey(self) -> FrameSurvey:
-        return self._files.survey(self.ring)
+    def scanner(self) -> FrameSurvey:
+        return self._files.scanner(self.ring)
 
     def write_front(self, data: bytes, at: int) -> None:
         system.port.write(self._files.data_fd, data, at)

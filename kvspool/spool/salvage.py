@@ -259,11 +259,11 @@ def _capacity(ring: _Ring, most: int) -> int:
     return min(wanted, -(-max(most, format.LEAST_CAPACITY) // format.PAGE) * format.PAGE)
 
 
-def _runs(survey: FrameSurvey, size: int) -> Iterator[_Run]:
+def _runs(scanner: FrameSurvey, size: int) -> Iterator[_Run]:
     """Yield the runs of sound frames in the ring."""
     position = 0
-    while survey.next_run(position, size, 0, frames.NOTHING):
-        if survey.frames:
-            yield _Run(survey.first, survey.last, survey.start, survey.position, survey.frames)
-        position = survey.position if survey.frames else survey.start + frames.HEADER
-    survey.close()
+    while scanner.next_run(position, size, 0, frames.NOTHING):
+        if scanner.frames:
+            yield _Run(scanner.first, scanner.last, scanner.start, scanner.position, scanner.frames)
+        position = scanner.position if scanner.frames else scanner.start + frames.HEADER
+    scanner.close()

@@ -414,8 +414,8 @@ class SpoolFiles(Handle):
         """Map the ring once more, for writing."""
         return memoryview(self._map(self.data_fd, format.DATA_START + self.header.capacity, writable=True))[format.DATA_START :]
 
-    def survey(self, ring: memoryview) -> FrameSurvey:
-        """Return the survey that finds every sound frame, and erases some if `ring` is writable."""
+    def scanner(self, ring: memoryview) -> FrameSurvey:
+        """Return the scanner that finds every sound frame, and erases some if `ring` is writable."""
         return FrameSurvey(ring, self.control, self.seed)
 
     @property

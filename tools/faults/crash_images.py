@@ -192,7 +192,7 @@ class Disk:
     def ring_reader(self) -> Any:
         return self.twin.FrameReader(self.ring, memoryview(bytes(len(self.control))), self.seed, 0, 0)
 
-    def survey(self) -> Any:
+    def scanner(self) -> Any:
         return self.twin.FrameSurvey(self.ring, self.control, self.seed)
 
     def writer(self, holder: bytes = bytes(48)) -> Any:
