@@ -5,8 +5,8 @@
     producer.append_many(values, keys=keys, batch=7)    # the same, repeated=True: nothing was appended
 
 A producer is a name. For each one, the log stores the number of the last batch and how much of it is stored, in its file `producers`; see
-`ledger`. The program that makes the batches keeps their source until the log has them. After a crash it makes the last one again, for
-example from the offsets of its source. Batch numbers must increase, but need not be consecutive.
+`engine.producer_table`. The program that makes the batches keeps their source until the log has them. After a crash it makes the last one
+again, for example from the offsets of its source. Batch numbers must increase, but need not be consecutive.
 
 **Crashes.** A process that is killed during a batch has appended the first k of its records. The next process that appends to the log notes
 k before anything else. When the batch is sent again, these k are read back, and the others are appended, in any order. Records are the same
@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 import msgspec
 
 from kvspool import system
-from kvspool.engine.ledger import AT_REST, FREE, UNDER_WAY, Account, Ledger, before, new_account
+from kvspool.engine.producer_table import AT_REST, FREE, UNDER_WAY, Account, ProducerTable, before, new_account
 from kvspool.errors import AGAIN, BatchChanged, BatchOutOfOrder, LockTimeout, SpoolFull, say_what_is_stored
 from kvspool.record import Codec
 from kvspool.system import logger
@@ -77,7 +77,7 @@ class ProducerStats(msgspec.Struct, frozen=True):
 
 
 class Place(Protocol):
-    """The end of a log, for the holder of its append lock: the location of a ledger, and the word `pending`."""
+    """The end of a log, for the holder of its append lock: the location of a producer table, and the word `pending`."""
 
     @property
     def directory(self) -> Path: ...
@@ -87,7 +87,7 @@ class Place(Protocol):
 
     @property
     def mode(self) -> int:
-        """Return the permission bits for a new ledger."""
+        """Return the permission bits for a new table."""
 
     def set_pending(self, number: int) -> None:
         """Store the word: number + 1 of an account, or 0."""
@@ -130,8 +130,8 @@ class ProducerLog(Protocol):
         leftovers of a killed process were resolved.
         """
 
-    def ledger(self) -> Ledger | None:
-        """Return the ledger, open for reading."""
+    def producer_table(self) -> ProducerTable | None:
+        """Return the producer table, open for reading."""
 
     def columns(self, batch: Any, codec: int) -> Columns:
         """Convert a record batch to the columns of this log."""
@@ -253,18 +253,18 @@ class Producer(Handle):
         """Under the append lock: resolve our account if no other process has to, since the word that named it is lost, for example with a
         lock file.
         """
-        with Ledger.make(place.directory, place.log_id, place.mode) as ledger:
-            found = ledger.find(self._id)
+        with ProducerTable.make(place.directory, place.log_id, place.mode) as table:
+            found = table.find(self._id)
             if found is not None and found[1].state == UNDER_WAY:
-                ledger.store(found[0], found[1].settled(before(next_sequence)), is_used=False)
+                table.store(found[0], found[1].settled(before(next_sequence)), is_used=False)
         return 0
 
     def _find(self) -> Account | None:
-        ledger = self._log.ledger()
-        if ledger is None:
+        table = self._log.producer_table()
+        if table is None:
             return None
-        with ledger:
-            found = ledger.find(self._id, self._hint)
+        with table:
+            found = table.find(self._id, self._hint)
         self._hint = -1 if found is None else found[0]
         return None if found is None else found[1]
 
@@ -367,7 +367,7 @@ def _all_of(account: Account) -> Stored:
 
 
 class Booking:
-    """One attempt to append a batch: its entry in the ledger meanwhile.
+    """One attempt to append a batch: its entry in the producer table meanwhile.
 
     `stored`: the result. None: the batch has to be checked again, since another process was faster, or only the records `appended` are
     stored, and accounted for.
@@ -392,8 +392,8 @@ class Booking:
         It gets False if nothing may be appended. A crash of the process inside the block and an exception have the same effect: the next
         owner of the lock finds the word `pending`, and resolves the account.
         """
-        with Ledger.make(place.directory, place.log_id, place.mode) as ledger:
-            found = ledger.find(self._id)
+        with ProducerTable.make(place.directory, place.log_id, place.mode) as table:
+            found = table.find(self._id)
             if (None if found is None else found[1]) != self._seen:
                 yield False
                 return
@@ -403,13 +403,13 @@ class Booking:
                 runs = [*runs[:-1], (runs[-1][0], runs[-1][1] + self._count)] if is_next else [*runs, (first, self._count)]
             account = self._account.with_runs(runs)
             account = account._replace(rows=account.stored, state=UNDER_WAY, is_durable=int(self.is_durable))
-            number = ledger.claim() if found is None else found[0]
+            number = table.claim() if found is None else found[0]
             place.set_pending(number + 1)
-            ledger.store(number, account)
+            table.store(number, account)
             if self.is_durable:
-                ledger.flush()
+                table.flush()
             yield True
-            ledger.store(number, account._replace(state=AT_REST, done=account.batch + 1))
+            table.store(number, account._replace(state=AT_REST, done=account.batch + 1))
             place.set_pending(0)
             self.stored = Stored(runs[0][0] if runs else None, account.rows, False)
 
@@ -465,11 +465,11 @@ def producer_id(name: str) -> bytes:
 
 def listing(log: ProducerLog) -> list[ProducerStats]:
     """Return the statistics of a log's producers, by name."""
-    ledger = log.ledger()
-    if ledger is None:
+    table = log.producer_table()
+    if table is None:
         return []
-    with ledger:
-        found = [account for _, account in ledger.accounts()]
+    with table:
+        found = [account for _, account in table.accounts()]
     stats = [ProducerStats(one.shown, one.batch, one.rows, _known(one), one.done - 1 if one.done else None, one.updated) for one in found]
     return sorted(stats, key=lambda one: one.name)
 
@@ -481,18 +481,18 @@ def _known(account: Account) -> int:
 
 def forget(log: ProducerLog, names: Iterable[str], timeout: float | None = None) -> int:
     """Delete a log's accounts of producers, and return how many it knew. Raises LockTimeout, or the system's OSError."""
-    ledger = log.ledger()
-    if ledger is None:
+    table = log.producer_table()
+    if table is None:
         return 0
-    ledger.close()
+    table.close()
 
     def change(place: Place, _: int) -> int:
         known = 0
-        with Ledger.make(place.directory, place.log_id, place.mode) as ledger:
+        with ProducerTable.make(place.directory, place.log_id, place.mode) as table:
             for name in names:
-                found = ledger.find(producer_id(name))
+                found = table.find(producer_id(name))
                 if found is not None:
-                    ledger.store(found[0], found[1]._replace(state=FREE))
+                    table.store(found[0], found[1]._replace(state=FREE))
                     known += 1
         return known
 
@@ -504,18 +504,18 @@ def retire(log: ProducerLog, prefix: str, timeout: float | None = None) -> int:
     after an hour, or when there is no other room. Returns their number. Raises LockTimeout, or the system's OSError.
     """
     start = prefix.encode()
-    ledger = log.ledger()
-    if ledger is None:
+    table = log.producer_table()
+    if table is None:
         return 0
-    with ledger:
-        if next(ledger.named(start), None) is None:
+    with table:
+        if next(table.named(start), None) is None:
             return 0  # don't wait for a lock that isn't needed
 
     def change(place: Place, _: int) -> int:
-        with Ledger.make(place.directory, place.log_id, place.mode) as ledger:
-            found = list(ledger.named(start))
+        with ProducerTable.make(place.directory, place.log_id, place.mode) as table:
+            found = list(table.named(start))
             for number, account in found:
-                ledger.store(number, account._replace(is_over=1))
+                table.store(number, account._replace(is_over=1))
         return len(found)
 
     return log.change(change, timeout)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 from unittest import mock
 
-from kvspool.engine.ledger import AT_REST, Account, Ledger, new_account
+from kvspool.engine.producer_table import AT_REST, Account, ProducerTable, new_account
 from kvspool.producers import Booking, Changed, producer_id
 
 
@@ -27,14 +27,14 @@ def leave_part(
     elif seen.stored:
         rows = producer._left(rows, seen, changed)
     booking = Booking(producer_id(name), seen, account, rows.count, False)
-    store = Ledger.store
+    store = ProducerTable.store
 
-    def killed_at_the_end(self: Ledger, number: int, account: Account, *, is_used: bool = True) -> None:
+    def killed_at_the_end(self: ProducerTable, number: int, account: Account, *, is_used: bool = True) -> None:
         if account.state == AT_REST and is_used:
             raise Killed
         store(self, number, account, is_used=is_used)
 
-    with mock.patch.object(Ledger, "store", killed_at_the_end):
+    with mock.patch.object(ProducerTable, "store", killed_at_the_end):
         try:
             producer._log.append_booked(rows.chosen(list(range(count))), booking, None, False)
         except Killed:

@@ -36,7 +36,7 @@ PUBLIC = [
     "kvspool.journal.segment.Segment",
     "kvspool.producers.Producer",
     "kvspool.queue.queue.ChunkQueue",
-    "kvspool.engine.ledger.Ledger",
+    "kvspool.engine.producer_table.ProducerTable",
     "shard.merge.Merge",
     "shard.producers.ShardProducer",
     "shard.shardset.ShardSet",

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from kvspool import system
-from kvspool.engine import ledger, locks
+from kvspool.engine import locks, producer_table
 from kvspool.errors import DO_NOT_REPEAT, Corruption, KvspoolError, LogVanished, OutOfRange, Poisoned, Reentered, say_what_is_stored
 from kvspool.journal.control import MAGIC, NOT_BEGUN, Control, Page, flush_noted
 from kvspool.journal.damage import find_behind
@@ -66,7 +66,7 @@ class Torn(msgspec.Struct, frozen=True):
 
 
 class Accounts:
-    """Updates of producers' accounts at the end of a journal; see `kvspool.engine.ledger`."""
+    """Updates of producers' accounts at the end of a journal; see `kvspool.engine.producer_table`."""
 
     def __init__(self, directory: Path, log_id: Callable[[], bytes]) -> None:
         self._directory = directory
@@ -74,14 +74,14 @@ class Accounts:
 
     def settle(self, control: Control, next_sequence: int) -> None:
         """Under the append lock: note how much was appended of a batch of a killed process."""
-        ledger.settle(self._directory, self._log_id(), control.pending - 1, next_sequence)
+        producer_table.settle(self._directory, self._log_id(), control.pending - 1, next_sequence)
         control.set_pending(0)
 
     def restarted(self, end: int) -> None:
         """Under the append lock, after a restart of the machine: the journal continues at this sequence, so all later records are lost."""
-        if system.port.look_up(self._directory / ledger.NAME) is None:
+        if system.port.look_up(self._directory / producer_table.NAME) is None:
             return  # the journal's id isn't needed then, either
-        ledger.restarted(self._directory, self._log_id(), ledger.before(end))
+        producer_table.restarted(self._directory, self._log_id(), producer_table.before(end))
 
 
 class Appender(Handle):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from kvspool import producers
-from kvspool.engine.ledger import Ledger
+from kvspool.engine.producer_table import ProducerTable
 from kvspool.errors import Unsupported
 from kvspool.journal.cursor import Cursor, Reading
 from kvspool.journal.format import Batch
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class Place(NamedTuple):
-    """The ledger's location and the word `pending` of a journal, for the owner of the append lock."""
+    """The producer table's location and the word `pending` of a journal, for the owner of the append lock."""
 
     directory: Path
     log_id: bytes
@@ -141,8 +141,8 @@ class JournalProducing(Handle):
         """Return the location of an account, for the owner of the append lock."""
         return Place(self.path, self._log.log_id, self._log.mode(), control)
 
-    def ledger(self) -> Ledger | None:
-        return Ledger.open(self.path, self._log.log_id, to_read=True)
+    def producer_table(self) -> ProducerTable | None:
+        return ProducerTable.open(self.path, self._log.log_id, to_read=True)
 
     def stored_records(self, first: int, count: int) -> Iterator[Record]:
         with closing(self._log.cursor(max(first, self._log.first()), bounded=True, end=first + count)) as cursor:

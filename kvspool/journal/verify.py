@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kvspool import system
-from kvspool.engine import ledger
+from kvspool.engine import producer_table
 from kvspool.engine.damage import MOST_PLACES
 from kvspool.errors import Corruption
 from kvspool.journal import control, settings
@@ -250,7 +250,7 @@ def _producers(journal: JournalHandle) -> list[str]:
     if not journal.format.has_producers:
         return []
     try:
-        return ledger.problems(journal.path, journal.log_id)
+        return producer_table.problems(journal.path, journal.log_id)
     except Corruption:  # of the settings, which contain the id; already reported
         return []
 

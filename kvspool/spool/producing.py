@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from kvspool import producers, system
-from kvspool.engine.ledger import Ledger
+from kvspool.engine.producer_table import ProducerTable
 from kvspool.kernel import frames_py as frames
 from kvspool.producers import Booking, ColumnPieces, Pieces
 from kvspool.record import Record
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Place(NamedTuple):
-    """The ledger's location and the word `pending` of a spool, for the owner of the append lock."""
+    """The producer table's location and the word `pending` of a spool, for the owner of the append lock."""
 
     directory: Path
     log_id: bytes
@@ -121,8 +121,8 @@ class SpoolProducing(Handle):
     def change(self, change: Callable[[producers.Place, int], int], timeout: float | None = None) -> int:
         return self._log.change_accounts(change, timeout)
 
-    def ledger(self) -> Ledger | None:
-        return Ledger.open(self._log.path, self._log.log_id, to_read=True)
+    def producer_table(self) -> ProducerTable | None:
+        return ProducerTable.open(self._log.path, self._log.log_id, to_read=True)
 
     def stored_records(self, first: int, count: int) -> Iterator[Record]:
         cursor = self._log.cursor(first, bounded=True, end=first + count)

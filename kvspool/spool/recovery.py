@@ -47,7 +47,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import msgspec
 
 from kvspool import system
-from kvspool.engine import ledger, locks
+from kvspool.engine import locks, producer_table
 from kvspool.engine.damage import MOST_PLACES, Damage
 from kvspool.errors import Poisoned, Unrecovered
 from kvspool.kernel import frames_py as frames
@@ -608,7 +608,7 @@ class FilesMemory:
             parts = ((max(first, run.first), min(first + count, run.last + 1)) for run in kept)
             return before + [(begin, end - begin) for begin, end in parts if begin < end]
 
-        ledger.restarted(self._files.path, self._files.origin, there, is_forced=is_forced)
+        producer_table.restarted(self._files.path, self._files.origin, there, is_forced=is_forced)
 
 
 def touch(view: memoryview) -> None:

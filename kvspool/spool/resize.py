@@ -50,7 +50,7 @@ BATCH = 256  # records copied at once
 NEARLY = 1 << 20  # bytes; at most so many are left to copy while writers wait
 ROUNDS = 8  # of copying records appended meanwhile; then writers wait for the rest
 _SUFFIX = ".resize"  # of the temporary name
-_NAMES = {format.CONTROL_FILE, format.DATA_FILE, format.LOCK_FILE, *spool_files.LEDGER_FILES}
+_NAMES = {format.CONTROL_FILE, format.DATA_FILE, format.LOCK_FILE, *spool_files.PRODUCER_FILES}
 
 Progress = Callable[[int, int], None]
 

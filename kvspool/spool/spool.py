@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from kvspool import system
-from kvspool.engine import ledger, locks, times
+from kvspool.engine import locks, producer_table, times
 from kvspool.engine.background import SYNC_INTERVAL, Background
 from kvspool.engine.iteration import Iterations
 from kvspool.errors import (
@@ -671,7 +671,7 @@ class Spool(Single, Log):
         """Under the append lock: do the work, after resolving a producer's batch that a killed process has left."""
         pending = writer.word(frames.PENDING)
         if pending and not writer.word(frames.MOVED):
-            ledger.settle(files.path, files.origin, pending - 1, writer.mark()[1])
+            producer_table.settle(files.path, files.origin, pending - 1, writer.mark()[1])
             producing.Place.of(files).set_pending(0)
         return work(writer)
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from kvspool import system
-from kvspool.engine import ledger, making
+from kvspool.engine import making, producer_table
 from kvspool.engine.layout import Layout
 from kvspool.errors import (
     Closed,
@@ -50,7 +50,7 @@ from kvspool.system.handles import Handle
 
 MOST_TOUCHED = 1 << 30  # most bytes of a ring that are touched at creation
 _PIECE = 1 << 20  # bytes touched at once
-LEDGER_FILES = (ledger.NAME, f"{ledger.NAME}.tmp")
+PRODUCER_FILES = (producer_table.NAME, f"{producer_table.NAME}.tmp")
 H = TypeVar("H", format.Header, format.DataHeader)
 _NO_WORDS = memoryview(b"").cast("Q")
 _UNWRITABLE = (errno.EACCES, errno.EROFS, errno.EPERM)
@@ -177,7 +177,7 @@ def _write_file(path: Path, size: int, header: bytes, mode: int, touched: int = 
 
 def discard(building: Path) -> None:
     """Remove the temporary directory of an unfinished `create` or `resize`."""
-    for name in (format.DATA_FILE, format.CONTROL_FILE, format.LOCK_FILE, *LEDGER_FILES):
+    for name in (format.DATA_FILE, format.CONTROL_FILE, format.LOCK_FILE, *PRODUCER_FILES):
         with suppress(FileNotFoundError):
             system.port.remove(building / name)
     with suppress(FileNotFoundError):
@@ -576,9 +576,9 @@ class SpoolFiles(Handle):
         """
         pending = self._words[frames.PENDING]
         if pending:
-            ledger.settle(self.path, self.origin, pending - 1, self.reader(0, 0).mark()[1])
+            producer_table.settle(self.path, self.origin, pending - 1, self.reader(0, 0).mark()[1])
             self._words[frames.PENDING] = 0
-        found = ledger.Ledger.open(self.path, self.origin, to_read=True)
+        found = producer_table.ProducerTable.open(self.path, self.origin, to_read=True)
         if found is not None:
             with found:
                 found.copy_to(successor.path)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kvspool import system
-from kvspool.engine import ledger
+from kvspool.engine import producer_table
 from kvspool.engine.damage import MOST_PLACES, Damage
 from kvspool.kernel import frames_py as frames
 from kvspool.options import Progress
@@ -144,7 +144,7 @@ def verify_files(files: SpoolFiles, progress: Progress | None = None) -> VerifyR
         look.damaged[:MOST_PLACES],
         look.left_out,
         look.overrun,
-        [*_problems(files), *ledger.problems(files.path, files.origin)],
+        [*_problems(files), *producer_table.problems(files.path, files.origin)],
         files.control.cast("Q")[frames.SYNC_ERROR],
     )
 

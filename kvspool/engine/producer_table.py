@@ -129,7 +129,7 @@ assert ACCOUNT.size == _GLANCE.size == PLACE
 assert HEADER.size == 64
 
 
-class Ledger(Handle):
+class ProducerTable(Handle):
     """The open file of one log, for reading, or for the owner of the append lock."""
 
     def __init__(self, path: Path, log_id: bytes, file: Descriptor) -> None:
@@ -144,8 +144,8 @@ class Ledger(Handle):
         return self._file.number
 
     @classmethod
-    def open(cls, directory: Path, log_id: bytes, *, to_read: bool = False) -> Ledger | None:
-        """Open the ledger in a log's directory; None if there is none. to_read: open it read-only.
+    def open(cls, directory: Path, log_id: bytes, *, to_read: bool = False) -> ProducerTable | None:
+        """Open the producer table in a log's directory; None if there is none. to_read: open it read-only.
 
         Raises Corruption for a file that isn't this log's, UnknownVersion, or the system's OSError.
         """
@@ -155,8 +155,8 @@ class Ledger(Handle):
             return None
 
     @classmethod
-    def make(cls, directory: Path, log_id: bytes, mode: int) -> Ledger:
-        """Under the append lock: open the ledger, or create one with the permission bits `mode`, on disk when this returns."""
+    def make(cls, directory: Path, log_id: bytes, mode: int) -> ProducerTable:
+        """Under the append lock: open the producer table, or create one with the permission bits `mode`, on disk when this returns."""
         found = cls.open(directory, log_id)
         if found is not None:
             return found
@@ -166,7 +166,7 @@ class Ledger(Handle):
         return cls._checked(directory / NAME, log_id, os.O_RDWR)
 
     @classmethod
-    def _checked(cls, path: Path, log_id: bytes, flags: int) -> Ledger:
+    def _checked(cls, path: Path, log_id: bytes, flags: int) -> ProducerTable:
         file = Descriptor(path, flags)
         try:
             fd = file.number
@@ -187,7 +187,7 @@ class Ledger(Handle):
         """Release the descriptor."""
         self._file.close()
 
-    def __enter__(self) -> Ledger:
+    def __enter__(self) -> ProducerTable:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -342,22 +342,22 @@ def new_account(id: bytes, name: str, keep: int = 0) -> Account:
 def settle(directory: Path, log_id: bytes, number: int, next_sequence: int) -> None:
     """Under the append lock, if the word `pending` names an account: note how much of its batch was appended. Then reset the word.
 
-    Raises the system's OSError. A missing or damaged ledger has no information about the batch; that is only logged.
+    Raises the system's OSError. A missing or damaged table has no information about the batch; that is only logged.
     """
     try:
-        ledger = Ledger.open(directory, log_id)
+        table = ProducerTable.open(directory, log_id)
     except (Corruption, UnknownVersion) as error:
         logger.warn("%s; a batch that was being appended is not accounted for", error)
         return
-    if ledger is None:
+    if table is None:
         logger.warn("%s no longer has a list of producers; a batch that was being appended is not accounted for", directory)
         return
-    with ledger:
-        account = ledger.read(number)
+    with table:
+        account = table.read(number)
         if account is None or account.state != UNDER_WAY:
             return
-        ledger.store(number, account.settled(before(next_sequence)), is_used=False)
-        ledger.flush()  # before others append: after a power failure their records must not count as the rest of the batch
+        table.store(number, account.settled(before(next_sequence)), is_used=False)
+        table.flush()  # before others append: after a power failure their records must not count as the rest of the batch
 
 
 def before(end: int) -> Callable[[int, int], list[tuple[int, int]]]:
@@ -372,30 +372,30 @@ def restarted(directory: Path, log_id: bytes, kept: Callable[[int, int], list[tu
     which of `count` records from `first` on are stored, as ranges. is_forced: also for accounts written since.
     """
     try:
-        ledger = Ledger.open(directory, log_id)
+        table = ProducerTable.open(directory, log_id)
     except (Corruption, UnknownVersion) as error:
         logger.warn("%s", error)
         return
-    if ledger is None:
+    if table is None:
         return
-    with ledger:
+    with table:
         boot_id = system.port.boot_id()
-        for number, account in list(ledger.accounts()):
+        for number, account in list(table.accounts()):
             if account.boot_id != boot_id or is_forced:
-                ledger.store(number, _after_loss(account, ledger.earlier(number), kept), is_used=False)
-        ledger.flush()
+                table.store(number, _after_loss(account, table.earlier(number), kept), is_used=False)
+        table.flush()
 
 
 def problems(directory: Path, log_id: bytes) -> list[str]:
     """Return the faults of the list of producers in a log's directory, in words; nothing if there is none."""
     try:
-        ledger = Ledger.open(directory, log_id, to_read=True)
+        table = ProducerTable.open(directory, log_id, to_read=True)
     except (Corruption, UnknownVersion, OSError) as error:
         return [f"the list of producers can't be read: {error}"]
-    if ledger is None:
+    if table is None:
         return []
-    with ledger:
-        damaged = ledger.damaged()
+    with table:
+        damaged = table.damaged()
     words = f"{damaged} of the producers' accounts are damaged: if their last batches are repeated, they are appended again"
     return [words] if damaged else []
 
