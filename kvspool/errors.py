@@ -37,7 +37,7 @@
     |-- BatchChanged            a partly stored batch was repeated with other records
     |-- BatchOutOfOrder         a batch before the last begun one (also ValueError)
     |-- TooManyPieces           a batch was interrupted too often
-    |-- TooManyProducers        no account is free for another producer
+    |-- TooManyProducers        no room for another producer
     |-- Moved                   the log was moved to new files by a resize; never leaves the package
     |-- Reentered               an append during another one, from a signal handler (also RuntimeError)
     |-- Poisoned                a flush to disk failed; the log takes no more records
@@ -336,7 +336,7 @@ class TooManyPieces(KvspoolError):
 
 
 class TooManyProducers(KvspoolError):
-    """The log's producer table is full, and no account may be removed automatically. Nothing was written."""
+    """The log's producer table is full, and no state may be removed automatically. Nothing was written."""
 
     exit_code = 8
 

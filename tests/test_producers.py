@@ -520,7 +520,7 @@ def test_the_bytes_of_the_list_are_golden(tmp_path: Path) -> None:
 def test_the_page_of_the_format_has_its_tables() -> None:
     page = (Path(__file__).parent.parent / "docs" / "formats" / "producers.md").read_text(encoding="utf-8")
     assert producer_table.HEADER.table() in page
-    assert producer_table.ACCOUNT.table() in page
+    assert producer_table.STATE.table() in page
 
 
 @pytest.mark.parametrize(
@@ -596,7 +596,7 @@ def test_a_check_of_the_log_tells_what_is_wrong_with_the_list(make: Make) -> Non
         data[BLOCK + 400] ^= 1
         (log.path / producer_table.NAME).write_bytes(data)
         (problem,) = log.verify().problems
-        assert "1 of the producers' accounts are damaged" in problem
+        assert "1 of the producers' states are damaged" in problem
         (log.path / producer_table.NAME).write_bytes(b"damaged")
         (problem,) = log.verify().problems
         assert "the list of producers can't be read" in problem
@@ -626,7 +626,7 @@ def test_a_list_that_is_full_forgets_who_is_gone_for_days_and_nobody_else(tmp_pa
     with kvspool.create(tmp_path / "log", capacity="64KiB") as log:
         with system.replaced(ClockPort(now)):
             log.producer("first").append_many(["x"], batch=1)
-        account = next(ProducerTable.open(log.path, log.log_id).accounts())[1]  # type: ignore[union-attr]
+        state = next(ProducerTable.open(log.path, log.log_id).states())[1]  # type: ignore[union-attr]
 
         def fill(place: Any, _: int) -> int:
             with ProducerTable.make(place.directory, place.log_id, place.mode) as opened, system.replaced(ClockPort(now + EXPIRY)):
@@ -634,10 +634,10 @@ def test_a_list_that_is_full_forgets_who_is_gone_for_days_and_nobody_else(tmp_pa
                     assert opened.claim() == number if number % 512 == 0 else True
                     if number >= len(opened):
                         opened.claim()
-                    opened.store(number, account._replace(id=number.to_bytes(16, "big"), name=b"", name_bytes=0))
+                    opened.store(number, state._replace(id=number.to_bytes(16, "big"), name=b"", name_bytes=0))
             return 0
 
-        log.change_accounts(fill)
+        log.change_producers(fill)
         with system.replaced(ClockPort(now + EXPIRY)), pytest.raises(TooManyProducers, match="has 4096 producers"):
             log.producer("one more").append_many(["x"], batch=1)
         with system.replaced(ClockPort(now + EXPIRY + 1)):
@@ -716,7 +716,7 @@ def test_an_account_is_never_taken_by_a_newest_place_that_is_damaged(make: Make,
             log.producer(f"{number}").append_many(["x"], batch=0)
         path = log.path / producer_table.NAME
         with path.open("r+b") as file:
-            file.seek(BLOCK + producer_table.PLACE + producer_table.ACCOUNT.offset("state"))
+            file.seek(BLOCK + producer_table.PLACE + producer_table.STATE.offset("phase"))
             file.write(b"\0")  # it looks free, and its older place is sound
             file.seek(4 * BLOCK)
             file.write(b"\1" * BLOCK)  # nothing of it is sound
@@ -835,7 +835,7 @@ def book_and_die(log: Any, batch: Any, booking: Any, timeout: float | None, dura
         with booking.kept(next_sequence, place):
             raise KeyboardInterrupt
 
-    log.change_accounts(change)
+    log.change_producers(change)
 
 
 def test_after_a_power_cut_records_that_others_appended_behind_a_killed_batch_are_not_taken_for_it(tmp_path: Path) -> None:

@@ -65,8 +65,8 @@ class Torn(msgspec.Struct, frozen=True):
     data: bytes
 
 
-class Accounts:
-    """Updates of producers' accounts at the end of a journal; see `kvspool.engine.producer_table`."""
+class ProducerStates:
+    """Updates of producers' states at the end of a journal; see `kvspool.engine.producer_table`."""
 
     def __init__(self, directory: Path, log_id: Callable[[], bytes]) -> None:
         self._directory = directory
@@ -96,13 +96,13 @@ class Appender(Handle):
         torn: list[Torn],
         room: Room | None = None,
         on_roll: OnRoll | None = None,
-        accounts: Accounts | None = None,
+        producers: ProducerStates | None = None,
     ) -> None:
         """Keep the original's writer out, and find the end; bytes cut for that are added to `torn`. Raises LockTimeout, Corruption,
         Poisoned, or the system's OSError.
 
         room: called before anything is written. on_roll: called under the append lock, with the sequence of the next record, after a
-        segment was begun; must not raise. accounts: of the journal's producers.
+        segment was begun; must not raise. producers: their states.
         """
         self.format: Format = segments.format
         self.segments = segments
@@ -114,7 +114,7 @@ class Appender(Handle):
         self._segment: Segment | None = None
         self._thread = 0  # the thread that holds the append lock through this handle
         self._on_roll = on_roll
-        self._accounts = accounts
+        self._producers = producers
         self._identity = system.port.identity(segments.directory)
         self._renewals = 0  # of the lock file, at the last check that the journal is still in place
         control.enter(timeout)
@@ -184,8 +184,8 @@ class Appender(Handle):
     def _settled_end(self) -> Page:
         """Return the end of the journal, after fixing all leftovers of a killed writer."""
         page = self._find_end()
-        if self._accounts is not None and self.control.pending:
-            self._accounts.settle(self.control, page.next_sequence)
+        if self._producers is not None and self.control.pending:
+            self._producers.settle(self.control, page.next_sequence)
         return page
 
     def _tell(self) -> None:
@@ -366,8 +366,8 @@ class Appender(Handle):
 
     def _end_of(self, page: Page, base: int, end: int = NOT_BEGUN, sequence: int | None = None) -> Page:
         """Return the page with the end that was found; after a restart of the machine later records are known to be lost."""
-        if self._accounts is not None and page.boot != self.control.boot_id:
-            self._accounts.restarted(base if sequence is None else sequence)
+        if self._producers is not None and page.boot != self.control.boot_id:
+            self._producers.restarted(base if sequence is None else sequence)
         return self._page(page, base, end, sequence)
 
     def _timed(self, page: Page) -> Page:

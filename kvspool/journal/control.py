@@ -79,7 +79,7 @@ class Page(NamedTuple):
 
 
 PAGE = Layout(Page)
-PENDING_AT = 112  # after the page: number + 1 of the account of a batch that is being appended (u32), and its complement; zeros: none
+PENDING_AT = 112  # after the page: number + 1 of the state of a batch that is being appended (u32), and its complement; zeros: none
 _PENDING = struct.Struct("<2I")
 ERROR_AT = 120  # after that: errno of a failed flush in this boot of the machine, as the word returned by `error_word`; 0: none
 CONTENT = 128  # bytes of the file
@@ -295,7 +295,7 @@ class Control(Handle):
         return page._replace(magic=MAGIC, sync_error=error) if error else page
 
     def set_pending(self, number: int) -> None:
-        """Under the append lock: mark that a producer's batch is being appended (number + 1 of its account), or none (0)."""
+        """Under the append lock: mark that a producer's batch is being appended (number + 1 of its state), or none (0)."""
         if self.tail is not None:
             self.tail.tell_elsewhere()
         self.pending = number

@@ -33,7 +33,7 @@ from kvspool.errors import AGAIN, Closed, Corruption, LogNotFound, LogVanished, 
 from kvspool.journal import archive as archiving
 from kvspool.journal import control as page_file
 from kvspool.journal import producing, settings, trim
-from kvspool.journal.appender import IS_ONE_STEP, Accounts, Appender, Torn
+from kvspool.journal.appender import IS_ONE_STEP, Appender, ProducerStates, Torn
 from kvspool.journal.archive import ArchiveReport
 from kvspool.journal.control import Control, Page
 from kvspool.journal.cursor import Cursor, Place, Reading
@@ -367,8 +367,8 @@ class Journal(Log):
             control = Control(self.format.lock_file(self.path), mode)
             try:
                 room = Room(self.format, self.offsets) if self.format.total_bytes or self.format.trims_consumed else None
-                accounts = Accounts(self.path, lambda: self.log_id) if self.format.has_producers else None
-                appender = Appender(self.segments_apart(), control, mode, timeout, self._torn, room, trim.on_roll(self), accounts)
+                producers = ProducerStates(self.path, lambda: self.log_id) if self.format.has_producers else None
+                appender = Appender(self.segments_apart(), control, mode, timeout, self._torn, room, trim.on_roll(self), producers)
             except BaseException:
                 control.close()
                 raise

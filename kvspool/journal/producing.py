@@ -138,7 +138,7 @@ class JournalProducing(Handle):
         return self._log.under_lock(timeout, lambda appender, page: change(self.place(appender.control), page.next_sequence))
 
     def place(self, control: Control) -> Place:
-        """Return the location of an account, for the owner of the append lock."""
+        """Return the location of a state, for the owner of the append lock."""
         return Place(self.path, self._log.log_id, self._log.mode(), control)
 
     def producer_table(self) -> ProducerTable | None:

@@ -25,7 +25,7 @@ from kvspool.record import Codec
 if TYPE_CHECKING:
     from kvspool.kernel.frames import FrameWriter
 
-Kept = Callable[[int], AbstractContextManager[bool]]  # accounts for records from a sequence on; False: none may be appended
+Kept = Callable[[int], AbstractContextManager[bool]]  # stores the state of a batch; False: nothing may be appended
 
 
 class Outdated(Exception):
@@ -132,7 +132,7 @@ class Appending:
     """One batch during its append. stored: the sequences of its published records, also after an error."""
 
     def __init__(self, batch: Batch, kept: Kept | None = None) -> None:
-        """kept: accounts for a producer's batch."""
+        """kept: stores the state of a batch's producer."""
         self.stored = range(0)
         self.pinned: Pinned | None = None  # the error of the last attempt
         self._batch = batch

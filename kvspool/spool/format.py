@@ -129,7 +129,7 @@ class Control(NamedTuple):
     holder_start: Annotated[int, "Q", "when that process started, clock ticks since boot"]
     holder_boot: Annotated[int, "Q", "the first 8 bytes of the boot id"]
     holder_namespace: Annotated[int, "Q", "inode of the process's pid namespace"]
-    pending: Annotated[int, "Q", "not 0: number + 1 of the account of a batch under way; the next owner of the append lock resolves it"]
+    pending: Annotated[int, "Q", "not 0: number + 1 of the state of a batch under way; the next owner of the append lock resolves it"]
     holder_reserved: Annotated[bytes, "8s", "zeros"]
     lock: Annotated[int, "Q", "the append lock: its owner may append; 0: free; writers sleep on its low half (a futex)"]
     lock_reserved: Annotated[bytes, "56s", "zeros"]

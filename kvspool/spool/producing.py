@@ -80,7 +80,7 @@ class Appending(Protocol):
 
     def append_booked(self, batch: Any, booking: Booking, timeout: float | None, durable: bool) -> None: ...
 
-    def change_accounts(self, change: Callable[[Place, int], int], timeout: float | None = None) -> int: ...
+    def change_producers(self, change: Callable[[Place, int], int], timeout: float | None = None) -> int: ...
 
     def cursor(self, start: int, *, bounded: bool = False, end: int | None = None) -> Cursor: ...
 
@@ -119,7 +119,7 @@ class SpoolProducing(Handle):
         self._log.append_booked(rows.batch if isinstance(rows, ListedRows) else rows, booking, timeout, durable)
 
     def change(self, change: Callable[[producers.Place, int], int], timeout: float | None = None) -> int:
-        return self._log.change_accounts(change, timeout)
+        return self._log.change_producers(change, timeout)
 
     def producer_table(self) -> ProducerTable | None:
         return ProducerTable.open(self._log.path, self._log.log_id, to_read=True)

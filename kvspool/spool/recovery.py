@@ -509,7 +509,7 @@ def _recover(memory: Memory, boot_id: bytes, now: int, is_forced: bool, echo: in
         if may_be_older:
             lost_keys.close_table(memory, found.kept)
         apply(memory, found)
-        memory.account(found.kept, is_forced=is_forced)
+        memory.update_producers(found.kept, is_forced=is_forced)
     if is_anew:
         memory.rewrite()
     if is_anew or not is_sealed:
@@ -599,8 +599,8 @@ class FilesMemory:
     def flush_control(self) -> None:
         system.port.flush_data(self._files.control_fd)
 
-    def account(self, kept: list[Run], *, is_forced: bool) -> None:
-        """Remove records that are not kept from the producers' accounts, on disk."""
+    def update_producers(self, kept: list[Run], *, is_forced: bool) -> None:
+        """Remove records that are not kept from the producers' states, on disk."""
 
         def there(first: int, count: int) -> list[tuple[int, int]]:
             oldest = kept[0].first if kept else first

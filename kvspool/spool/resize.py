@@ -265,7 +265,7 @@ class _Resizing:
             old.key_table.copy_to(new.key_table)
         new.control[format.RATES_AT : format.SLOTS_AT] = old.control[format.RATES_AT : format.SLOTS_AT]
         self._copy_slots(reader, kept)
-        old.copy_accounts(new)
+        old.copy_producers(new)
         self.words[frames.MOVED] = 1  # until the directory is on disk
         self._flush()
         return Resized(str(old.path), old.header.capacity, self.capacity, next_sequence - kept, max(0, kept - first))

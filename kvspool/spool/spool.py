@@ -124,7 +124,7 @@ class Spool(Single, Log):
 
     HELPERS = frozenset(
         """
-        append_at_once append_booked append_columns append_rows append_slowly change_accounts check_columns cursor forked frame_writer
+        append_at_once append_booked append_columns append_rows append_slowly change_producers check_columns cursor forked frame_writer
         header held is_durable records_from refuse_larger ring
         """.split()
     )
@@ -270,7 +270,7 @@ class Spool(Single, Log):
         """Append a producer's batch under one lock; see `_write` and `kvspool.producers`."""
         booking.appended = self._write(batch, timeout, durable, booking)
 
-    def change_accounts(self, change: Callable[[producing.Place, int], int], timeout: float | None = None) -> int:
+    def change_producers(self, change: Callable[[producing.Place, int], int], timeout: float | None = None) -> int:
         """Under the append lock: change the list of producers; `change` gets its location and the next sequence. Return its result.
 
         Raises LockTimeout, Closed; PermissionError without write permission.
@@ -625,7 +625,7 @@ class Spool(Single, Log):
             pause = min(pause * 1.5, locks.LONGEST_PAUSE)
 
     def _kept(self, booking: Booking, first: int) -> AbstractContextManager[bool]:
-        """Under the lock: account for a producer's batch during the `with` block."""
+        """Under the lock: store the producer's state for its batch, around the `with` block."""
         return booking.kept(first, producing.Place.of(self._live()))
 
     def _flush(self, appended: range, timeout: float | None) -> None:

@@ -570,7 +570,7 @@ class SpoolFiles(Handle):
         if self.can_ask and memory is not None:
             rates.count_gap(memory.control.cast("Q"), system.port.now())
 
-    def copy_accounts(self, successor: SpoolFiles) -> None:
+    def copy_producers(self, successor: SpoolFiles) -> None:
         """Under all locks, during a resize: copy the list of producers to the new files, on disk, after resolving the leftovers of a killed
         process.
         """

@@ -177,10 +177,10 @@ class Disk:
         for part in (self.ring, self.control):
             recovery.touch(part)
 
-    def account(self, kept: Any, *, is_forced: bool) -> None:
+    def update_producers(self, kept: Any, *, is_forced: bool) -> None:
         """Tell producers what is lost: there are none."""
 
-    def copy_accounts(self, successor: Any) -> None:
+    def copy_producers(self, successor: Any) -> None:
         """Take the list of producers along: there is none."""
 
     def count_gap(self) -> None:
