@@ -122,8 +122,8 @@ class ProducerLog(Protocol):
 
     def column_rows(self, pieces: Pieces, codec: int) -> Rows: ...
 
-    def append_booked(self, rows: Rows, booking: Booking, timeout: float | None, durable: bool) -> None:
-        """Append rows under one hold of the append lock, inside `booking.kept`."""
+    def append_in_transaction(self, rows: Rows, transaction: BatchTransaction, timeout: float | None, durable: bool) -> None:
+        """Append rows under one hold of the append lock, inside `transaction.kept`."""
 
     def change(self, change: Callable[[Place, int], int], timeout: float | None = None) -> int:
         """Return the result of `change`, which is called with the log's end and its next sequence under the append lock, after the
@@ -312,17 +312,17 @@ class Producer(Handle):
                         self.name, batch, seen.batch, seen.stored, seen.rows,
                     )  # fmt: skip
                 state = state.with_runs([])._replace(batch=batch)
-            booking = Booking(self._id, seen, state, left.count, durable)
+            transaction = BatchTransaction(self._id, seen, state, left.count, durable)
             try:
-                self._log.append_booked(left, booking, timeout, durable)
+                self._log.append_in_transaction(left, transaction, timeout, durable)
             except (SpoolFull, LockTimeout) as error:
                 if not appended:
                     raise
                 say_what_is_stored(error, appended, rows.count, AGAIN)
                 raise
-            if booking.stored is not None:
-                return booking.stored
-            appended = booking.appended or appended
+            if transaction.stored is not None:
+                return transaction.stored
+            appended = transaction.appended or appended
             timeout = max(0.0, deadline - system.port.monotonic())
 
     def _left(self, rows: Rows, state: ProducerState, changed: Changed) -> Rows:
@@ -366,11 +366,11 @@ def _all_of(state: ProducerState) -> Stored:
     return Stored(state.runs[0][0] if state.pieces else None, state.rows, True)
 
 
-class Booking:
+class BatchTransaction:
     """One attempt to append a batch: its entry in the producer table meanwhile.
 
     `stored`: the result. None: the batch has to be checked again, since another process was faster, or only the records `appended` are
-    stored, and accounted for.
+    stored, and the producer table says so.
     """
 
     def __init__(self, id: bytes, seen: ProducerState | None, state: ProducerState, count: int, durable: bool) -> None:

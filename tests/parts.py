@@ -6,7 +6,7 @@ from typing import Any
 from unittest import mock
 
 from kvspool.engine.producer_table import AT_REST, ProducerState, ProducerTable, new_state
-from kvspool.producers import Booking, Changed, producer_id
+from kvspool.producers import BatchTransaction, Changed, producer_id
 
 
 class Killed(BaseException):
@@ -26,7 +26,7 @@ def leave_part(
         state = state.with_runs([])._replace(batch=batch)
     elif seen.stored:
         rows = producer._left(rows, seen, changed)
-    booking = Booking(producer_id(name), seen, state, rows.count, False)
+    transaction = BatchTransaction(producer_id(name), seen, state, rows.count, False)
     store = ProducerTable.store
 
     def killed_at_the_end(self: ProducerTable, number: int, state: ProducerState, *, is_used: bool = True) -> None:
@@ -36,7 +36,7 @@ def leave_part(
 
     with mock.patch.object(ProducerTable, "store", killed_at_the_end):
         try:
-            producer._log.append_booked(rows.chosen(list(range(count))), booking, None, False)
+            producer._log.append_in_transaction(rows.chosen(list(range(count))), transaction, None, False)
         except Killed:
             return
     raise AssertionError("another one was quicker")

@@ -814,7 +814,7 @@ def test_after_a_power_cut_a_plain_batch_that_is_gone_is_not_taken_for_whole_bec
         records = {name: (tmp_path / "log" / name).read_bytes() for name in ("spool.dat", "spool.ctl")}
         log.producer("a").append_many([b"1"], batch=1)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(kvspool.Spool, "append_booked", book_and_die)
+            patch.setattr(kvspool.Spool, "append_in_transaction", append_and_die)
             with pytest.raises(KeyboardInterrupt):
                 log.producer("a").append_many([b"2"], batch=2, durable=True)
         content = (tmp_path / "log" / producer_table.NAME).read_bytes()
@@ -828,11 +828,11 @@ def test_after_a_power_cut_a_plain_batch_that_is_gone_is_not_taken_for_whole_bec
         assert log.producer("a").last == 2
 
 
-def book_and_die(log: Any, batch: Any, booking: Any, timeout: float | None, durable: bool) -> None:
+def append_and_die(log: Any, batch: Any, transaction: Any, timeout: float | None, durable: bool) -> None:
     """As a process that is killed when the list of producers is on disk, and no record is."""
 
     def change(place: Any, next_sequence: int) -> int:
-        with booking.kept(next_sequence, place):
+        with transaction.kept(next_sequence, place):
             raise KeyboardInterrupt
 
     log.change_producers(change)

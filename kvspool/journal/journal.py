@@ -55,7 +55,7 @@ from kvspool.journal.walking import last_whole, walk
 from kvspool.kernel.tail_py import BUSY, SLOW, Tail
 from kvspool.log import Log
 from kvspool.options import TIMEOUT, Durability, Isolation, Progress, Start, check_isolation
-from kvspool.producers import Booking
+from kvspool.producers import BatchTransaction
 from kvspool.reader import Lag, ReaderStats
 from kvspool.record import NO_TIME, Codec, encode, encode_key, encode_keys, listed
 from kvspool.system import forks
@@ -106,7 +106,7 @@ class Journal(Log):
 
     HELPERS = frozenset(
         """
-        append_booked append_records bases clamped committed control cursor cursor_from end_of_read first forked generation
+        append_in_transaction append_records bases clamped committed control cursor cursor_from end_of_read first forked generation
         lag latest_time locked mode offsets place place_seen prepare_columns read_log_id readable_end records_from refuse_handler
         segment_of segments_apart settle under_lock
         """.split()
@@ -291,12 +291,12 @@ class Journal(Log):
         elif self.durability == "os":
             self._start_background()
 
-    def append_booked(self, rows: Rows, booking: Booking, timeout: float | None, durable: bool) -> None:
+    def append_in_transaction(self, rows: Rows, transaction: BatchTransaction, timeout: float | None, durable: bool) -> None:
         """Append a prepared batch of a producer under one lock; see `kvspool.producers`."""
         timeout = self.timeout if timeout is None else timeout
 
         def work(appender: Appender, page: Page) -> range:
-            with booking.kept(page.next_sequence, producing.JournalProducing(self).place(appender.control)) as may_append:
+            with transaction.kept(page.next_sequence, producing.JournalProducing(self).place(appender.control)) as may_append:
                 return appender.append(rows, page, advice=AGAIN) if may_append and rows.rows else range(0)
 
         sequences = self.under_lock(timeout, work)

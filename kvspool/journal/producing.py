@@ -13,7 +13,7 @@ from kvspool.errors import Unsupported
 from kvspool.journal.cursor import Cursor, Reading
 from kvspool.journal.format import Batch
 from kvspool.log import CAPABILITIES
-from kvspool.producers import Booking, ColumnPieces, Pieces
+from kvspool.producers import BatchTransaction, ColumnPieces, Pieces
 from kvspool.record import Record
 from kvspool.system.handles import Handle
 
@@ -78,7 +78,7 @@ class ProducingJournal(Protocol):
     @property
     def log_id(self) -> bytes: ...
 
-    def append_booked(self, rows: Any, booking: Booking, timeout: float | None, durable: bool) -> None: ...
+    def append_in_transaction(self, rows: Any, transaction: BatchTransaction, timeout: float | None, durable: bool) -> None: ...
 
     def cursor(self, start: int, *, bounded: bool = False, end: int | None = None) -> Cursor: ...
 
@@ -128,10 +128,10 @@ class JournalProducing(Handle):
             self._log.format.check_columns(part)  # type: ignore[arg-type]
         return ColumnPieces(pieces, codec)
 
-    def append_booked(self, rows: Any, booking: Booking, timeout: float | None, durable: bool) -> None:
-        booking.is_durable = durable or self.is_durable
+    def append_in_transaction(self, rows: Any, transaction: BatchTransaction, timeout: float | None, durable: bool) -> None:
+        transaction.is_durable = durable or self.is_durable
         self._log.ensure_log_id(timeout)
-        self._log.append_booked(rows.batch if isinstance(rows, ListedRows) else _rows(rows), booking, timeout, durable)
+        self._log.append_in_transaction(rows.batch if isinstance(rows, ListedRows) else _rows(rows), transaction, timeout, durable)
 
     def change(self, change: Callable[[producers.Place, int], int], timeout: float | None = None) -> int:
         timeout = self._log.timeout if timeout is None else timeout

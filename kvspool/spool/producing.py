@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from kvspool import producers, system
 from kvspool.engine.producer_table import ProducerTable
 from kvspool.kernel import frames_py as frames
-from kvspool.producers import Booking, ColumnPieces, Pieces
+from kvspool.producers import BatchTransaction, ColumnPieces, Pieces
 from kvspool.record import Record
 from kvspool.spool.cursor import Cursor, Reading
 from kvspool.system.handles import Handle
@@ -78,7 +78,7 @@ class Appending(Protocol):
 
     def check_columns(self, parts: list[Columns], codec: int) -> None: ...
 
-    def append_booked(self, batch: Any, booking: Booking, timeout: float | None, durable: bool) -> None: ...
+    def append_in_transaction(self, batch: Any, transaction: BatchTransaction, timeout: float | None, durable: bool) -> None: ...
 
     def change_producers(self, change: Callable[[Place, int], int], timeout: float | None = None) -> int: ...
 
@@ -114,9 +114,9 @@ class SpoolProducing(Handle):
         self._log.check_columns([part for part, _ in pieces], codec)
         return ColumnPieces(pieces, codec)
 
-    def append_booked(self, rows: Any, booking: Booking, timeout: float | None, durable: bool) -> None:
-        booking.is_durable = durable = durable or self._log.is_durable
-        self._log.append_booked(rows.batch if isinstance(rows, ListedRows) else rows, booking, timeout, durable)
+    def append_in_transaction(self, rows: Any, transaction: BatchTransaction, timeout: float | None, durable: bool) -> None:
+        transaction.is_durable = durable = durable or self._log.is_durable
+        self._log.append_in_transaction(rows.batch if isinstance(rows, ListedRows) else rows, transaction, timeout, durable)
 
     def change(self, change: Callable[[producers.Place, int], int], timeout: float | None = None) -> int:
         return self._log.change_producers(change, timeout)

@@ -52,7 +52,7 @@ from kvspool.kernel.frames import FrameWriter, Single, measure
 from kvspool.keyed import Keys, Packer
 from kvspool.log import Log
 from kvspool.options import DURABILITIES, TIMEOUT, Durability, Isolation, Progress, Start, check_sequence
-from kvspool.producers import Booking, ColumnPieces
+from kvspool.producers import BatchTransaction, ColumnPieces
 from kvspool.reader import ReaderStats
 from kvspool.record import Codec, check_codec, decode, encode, encode_key, encode_keys, listed
 from kvspool.spool import epochs, format, producing, rates, recovery, restored, search, views
@@ -124,8 +124,8 @@ class Spool(Single, Log):
 
     HELPERS = frozenset(
         """
-        append_at_once append_booked append_columns append_rows append_slowly change_producers check_columns cursor forked frame_writer
-        header held is_durable records_from refuse_larger ring
+        append_at_once append_in_transaction append_columns append_rows append_slowly change_producers check_columns cursor forked
+        frame_writer header held is_durable records_from refuse_larger ring
         """.split()
     )
 
@@ -266,9 +266,9 @@ class Spool(Single, Log):
     def _producing(self) -> producing.SpoolProducing:
         return producing.SpoolProducing(self)
 
-    def append_booked(self, batch: Batch, booking: Booking, timeout: float | None, durable: bool) -> None:
+    def append_in_transaction(self, batch: Batch, transaction: BatchTransaction, timeout: float | None, durable: bool) -> None:
         """Append a producer's batch under one lock; see `_write` and `kvspool.producers`."""
-        booking.appended = self._write(batch, timeout, durable, booking)
+        transaction.appended = self._write(batch, timeout, durable, transaction)
 
     def change_producers(self, change: Callable[[producing.Place, int], int], timeout: float | None = None) -> int:
         """Under the append lock: change the list of producers; `change` gets its location and the next sequence. Return its result.
@@ -580,10 +580,10 @@ class Spool(Single, Log):
         """Return the words that name this handle to waiters for its lock."""
         return system.port.random(16) + struct.pack("<4Q", *holders.ours())
 
-    def _write(self, batch: Batch, timeout: float | None, durable: bool, booking: Booking | None = None) -> range:
-        """Append a batch under one lock; see `Appending`. `durable`: and flush it. booking: of a producer's batch."""
+    def _write(self, batch: Batch, timeout: float | None, durable: bool, transaction: BatchTransaction | None = None) -> range:
+        """Append a batch under one lock; see `Appending`. `durable`: and flush it. transaction: of a producer's batch."""
         timeout = self.timeout if timeout is None else timeout
-        appending = Appending(batch, None if booking is None else partial(self._kept, booking))
+        appending = Appending(batch, None if transaction is None else partial(self._kept, transaction))
         try:
             appended = self._wait_for_room(appending, timeout)
             if (durable or self.is_durable) and appended:
@@ -592,7 +592,7 @@ class Spool(Single, Log):
         except BaseException as error:
             if not appending.stored or appended_by(error):
                 raise
-            advice = AGAIN if booking is not None else DO_NOT_REPEAT
+            advice = AGAIN if transaction is not None else DO_NOT_REPEAT
             say_what_is_stored(error, appending.stored, batch.rows, advice)
             raise
 
@@ -624,9 +624,9 @@ class Spool(Single, Log):
             system.port.sleep(min(pause, left))
             pause = min(pause * 1.5, locks.LONGEST_PAUSE)
 
-    def _kept(self, booking: Booking, first: int) -> AbstractContextManager[bool]:
+    def _kept(self, transaction: BatchTransaction, first: int) -> AbstractContextManager[bool]:
         """Under the lock: store the producer's state for its batch, around the `with` block."""
-        return booking.kept(first, producing.Place.of(self._live()))
+        return transaction.kept(first, producing.Place.of(self._live()))
 
     def _flush(self, appended: range, timeout: float | None) -> None:
         """Return when the appended records are on disk. Raises Poisoned, or NotDurable for any other error."""
