@@ -246,17 +246,17 @@ class Producer(Handle):
         state = self._find()
         if state is None or state.phase == AT_REST:
             return state
-        self._log.change(self._settle_ours, timeout)
+        self._log.change(self._resolve_ours, timeout)
         return self._find()
 
-    def _settle_ours(self, place: Place, next_sequence: int) -> int:
+    def _resolve_ours(self, place: Place, next_sequence: int) -> int:
         """Under the append lock: resolve our state if no other process has to, since the word that named it is lost, for example with a
         lock file.
         """
         with ProducerTable.make(place.directory, place.log_id, place.mode) as table:
             found = table.find(self._id)
             if found is not None and found[1].phase == UNDER_WAY:
-                table.store(found[0], found[1].settled(before(next_sequence)), is_used=False)
+                table.store(found[0], found[1].resolved(before(next_sequence)), is_used=False)
         return 0
 
     def _find(self) -> ProducerState | None:

@@ -155,7 +155,7 @@ class HubReader(Handle):
                 path = self.root.path / route.directory_name(key[0], one.bits, key[1])
                 log = self.root.open_log(key, path, may_be_gone=True)
                 if log is not None and not isinstance(log, Spool):
-                    log.settle(one.sequence)
+                    log.flush_for_commit(one.sequence)
 
     # Moving.
 

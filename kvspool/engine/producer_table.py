@@ -6,7 +6,7 @@ generation counts, and the other one is overwritten. So no crash leaves a half-w
 **Writing** needs the log's append lock, reading no lock.
 
 **A batch under way.** First its state describes the records to append, and the log's word `pending` names the state. The word is reset
-when the state states that all are stored. While it is set, no writer appends before it has *settled* the state. Thus no other writer
+when the state states that all are stored. While it is set, no writer appends before it has *resolved* the state. Thus no other writer
 can have appended in between, so all records appended after the first sequence belong to the batch.
 
 **Durability.** As the page cache: a state survives a crash of any process. With `is_durable` it is flushed before the first record is
@@ -102,7 +102,7 @@ class ProducerState(NamedTuple):
             )
         return self._replace(pieces=len(runs), ranges=b"".join(_RANGE.pack(*run) for run in runs))
 
-    def settled(self, kept: Callable[[int, int], list[tuple[int, int]]]) -> ProducerState:
+    def resolved(self, kept: Callable[[int, int], list[tuple[int, int]]]) -> ProducerState:
         """Return the state at rest, with only its stored records; `kept(first, count)` returns which of some records are stored."""
         runs = [part for run in self.runs for part in kept(*run) if part[1]]
         if len(runs) > PIECES:
@@ -339,7 +339,7 @@ def new_state(id: bytes, name: str, keep: int = 0) -> ProducerState:
     return ProducerState(0, id, b"", 0, 0, 0, 0, AT_REST, 0, 0, len(shown), 0, 0, keep, b"", shown, 0)
 
 
-def settle(directory: Path, log_id: bytes, number: int, next_sequence: int) -> None:
+def resolve(directory: Path, log_id: bytes, number: int, next_sequence: int) -> None:
     """Under the append lock, if the word `pending` names a state: note how much of its batch was appended. Then reset the word.
 
     Raises the system's OSError. A missing or damaged table has no information about the batch; that is only logged.
@@ -356,12 +356,12 @@ def settle(directory: Path, log_id: bytes, number: int, next_sequence: int) -> N
         state = table.read(number)
         if state is None or state.phase != UNDER_WAY:
             return
-        table.store(number, state.settled(before(next_sequence)), is_used=False)
+        table.store(number, state.resolved(before(next_sequence)), is_used=False)
         table.flush()  # before others append: after a power failure their records must not count as the rest of the batch
 
 
 def before(end: int) -> Callable[[int, int], list[tuple[int, int]]]:
-    """Return a function that tells which of some records are stored in a log whose next sequence is `end`; see `ProducerState.settled`."""
+    """Return a function that tells which of some records are stored in a log whose next sequence is `end`; see `ProducerState.resolved`."""
     return lambda first, count: [(first, max(0, min(end - first, count)))]
 
 
@@ -401,14 +401,14 @@ def problems(directory: Path, log_id: bytes) -> list[str]:
 
 
 def _after_loss(state: ProducerState, earlier: ProducerState | None, kept: Callable[[int, int], list[tuple[int, int]]]) -> ProducerState:
-    settled = state.settled(kept)
-    if not settled.done or settled.is_done:
-        return settled
+    resolved = state.resolved(kept)
+    if not resolved.done or resolved.is_done:
+        return resolved
     # It states that the previous batch is stored in full. If records of this one may be lost, those of that one may be, too.
     is_kept = bool(state.is_durable)
     if is_kept and earlier is not None and earlier.id == state.id and earlier.phase == AT_REST and earlier.done == state.done:
-        is_kept = earlier.settled(kept).done == state.done  # a batch that was not durable, before one that is
-    return settled if is_kept else settled._replace(done=0)
+        is_kept = earlier.resolved(kept).done == state.done  # a batch that was not durable, before one that is
+    return resolved if is_kept else resolved._replace(done=0)
 
 
 def _checksum(*parts: bytes) -> int:

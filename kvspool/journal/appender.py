@@ -72,9 +72,9 @@ class ProducerStates:
         self._directory = directory
         self._log_id = log_id
 
-    def settle(self, control: Control, next_sequence: int) -> None:
+    def resolve(self, control: Control, next_sequence: int) -> None:
         """Under the append lock: note how much was appended of a batch of a killed process."""
-        producer_table.settle(self._directory, self._log_id(), control.pending - 1, next_sequence)
+        producer_table.resolve(self._directory, self._log_id(), control.pending - 1, next_sequence)
         control.set_pending(0)
 
     def restarted(self, end: int) -> None:
@@ -124,7 +124,7 @@ class Appender(Handle):
         """Do as `locked`, for work that needs the end of the journal, and its last segment open."""
 
         def step() -> T:
-            result = work(self._settled_end())
+            result = work(self._resolved_end())
             self._tell()
             return result
 
@@ -181,11 +181,11 @@ class Appender(Handle):
             self._refuse_another()
             self._renewals = self.control.renewals
 
-    def _settled_end(self) -> Page:
+    def _resolved_end(self) -> Page:
         """Return the end of the journal, after fixing all leftovers of a killed writer."""
         page = self._find_end()
         if self._producers is not None and self.control.pending:
-            self._producers.settle(self.control, page.next_sequence)
+            self._producers.resolve(self.control, page.next_sequence)
         return page
 
     def _tell(self) -> None:

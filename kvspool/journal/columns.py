@@ -34,7 +34,7 @@ class JournalColumns(Columns):
         self._codec = check_codec(codec)
         self._codecs = _codecs(batch) if "codec" in batch.schema.names else None
 
-    def _settled(self, found: pa.Array) -> pa.Array:
+    def _without_nulls(self, found: pa.Array) -> pa.Array:
         return not_ahead(found, pc.max(found).as_py())
 
     @property

@@ -215,7 +215,7 @@ class Flusher(Handle):
         self._target = None
         self._turn, self._leader = threading.RLock(), 0
 
-    def settle(self, sequence: int) -> None:
+    def flush_for_commit(self, sequence: int) -> None:
         """Flush the records below a sequence if they may not be on disk, for a reader that is about to commit it.
 
         Takes no lock, since the original may be writing. Raises Poisoned.

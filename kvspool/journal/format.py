@@ -152,7 +152,7 @@ class Format(ABC):
         return code.co_varnames[1 : code.co_argcount]
 
     @classmethod
-    def settled(cls, stored: dict[str, int], given: dict[str, int]) -> dict[str, int]:
+    def chosen_limits(cls, stored: dict[str, int], given: dict[str, int]) -> dict[str, int]:
         """Return the constructor's arguments for a journal whose settings have the limits `stored`, opened with `given` ones."""
         return {**stored, **given}
 

@@ -106,9 +106,9 @@ class Journal(Log):
 
     HELPERS = frozenset(
         """
-        append_in_transaction append_records bases clamped committed control cursor cursor_from end_of_read first forked generation
-        lag latest_time locked mode offsets place place_seen prepare_columns read_log_id readable_end records_from refuse_handler
-        segment_of segments_apart settle under_lock
+        append_in_transaction append_records bases clamped committed control cursor cursor_from end_of_read first flush_for_commit forked
+        generation lag latest_time locked mode offsets place place_seen prepare_columns read_log_id readable_end records_from refuse_handler
+        segment_of segments_apart under_lock
         """.split()
     )
 
@@ -281,10 +281,10 @@ class Journal(Log):
             return appender.append(batch, page, at)
 
         sequences = self.under_lock(timeout, work)
-        self._settle_durability(sequences, timeout, durable)
+        self._apply_durability(sequences, timeout, durable)
         return sequences
 
-    def _settle_durability(self, sequences: range, timeout: float, durable: bool) -> None:
+    def _apply_durability(self, sequences: range, timeout: float, durable: bool) -> None:
         """Apply the durability level to appended records."""
         if durable or self.durability == "disk":
             self._make_durable(sequences.start, sequences.stop, timeout)
@@ -301,7 +301,7 @@ class Journal(Log):
 
         sequences = self.under_lock(timeout, work)
         if sequences:
-            self._settle_durability(sequences, timeout, durable)
+            self._apply_durability(sequences, timeout, durable)
 
     def _producing(self) -> producing.JournalProducing:
         return producing.JournalProducing(self)
@@ -680,9 +680,9 @@ class Journal(Log):
 
     # Durable readers.
 
-    def settle(self, sequence: int) -> None:
+    def flush_for_commit(self, sequence: int) -> None:
         """Flush the records below a sequence, for a reader that is about to commit it. Raises Poisoned."""
-        self._flusher.settle(sequence)
+        self._flusher.flush_for_commit(sequence)
 
     def committed(self) -> None:
         """Remove segments that every durable reader has committed, if the format does so automatically. Never raises."""

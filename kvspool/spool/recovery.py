@@ -629,7 +629,7 @@ def exclusively(files: SpoolFiles, timeout: float) -> Iterator[None]:
         yield
 
 
-def settle(files: SpoolFiles, timeout: float) -> RecoveryReport | None:
+def ensure_true(files: SpoolFiles, timeout: float) -> RecoveryReport | None:
     """Ensure that the pair's control block is true: recover the log if it is not. Every opener does this first.
 
     Returns the report if anything was to be done. Raises Unrecovered without write permission; LockTimeout if another process's recovery

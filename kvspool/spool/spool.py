@@ -146,7 +146,7 @@ class Spool(Single, Log):
         Single.__init__(self)
         self.path = files.path
         self.timeout = timeout
-        self.recovery = None if is_new else _settled(files, timeout)
+        self.recovery = None if is_new else _recovered_or_closed(files, timeout)
         self._files: SpoolFiles | None = files
         self._log_id = files.header.log_id  # of these files
         self._origin = files.origin
@@ -479,7 +479,7 @@ class Spool(Single, Log):
             try:
                 self._iterations.end(f"{self.path} was closed; open it again")
                 if self._process == system.port.process_id():
-                    self._settle()
+                    self._flush_level()
             finally:
                 self._let_go()
 
@@ -494,7 +494,7 @@ class Spool(Single, Log):
             self._files.close()
             self._files = None
 
-    def _settle(self) -> None:
+    def _flush_level(self) -> None:
         """Flush what the level promises, and end the thread that does it."""
         if self._background is not None:
             self._background.end()
@@ -543,7 +543,7 @@ class Spool(Single, Log):
         if files.origin != self._origin:
             files.close()
             raise MismatchedFiles(f"{self.path} is no longer the log that was open before the fork")
-        _settled(files, self.timeout)
+        _recovered_or_closed(files, self.timeout)
         # Iterators from before the fork still read from the old pair, which closes with the last of them.
         self._writer = None
         self._log_id = files.header.log_id
@@ -653,7 +653,7 @@ class Spool(Single, Log):
                 writer = self._open_writer()
                 files = self._live()
                 try:
-                    attempt = partial(writer.locked, partial(self._settled, files, work))
+                    attempt = partial(writer.locked, partial(self._resolved, files, work))
                     done: T = locks.wait_for(attempt, left, partial(self._describe_holder, files), partial(locks.rest, writer.lock))
                 except Moved:
                     if self._live() is files:
@@ -667,11 +667,11 @@ class Spool(Single, Log):
                     self.ring(writer)
                 return done
 
-    def _settled(self, files: SpoolFiles, work: Callable[[FrameWriter], T], writer: FrameWriter) -> T:
+    def _resolved(self, files: SpoolFiles, work: Callable[[FrameWriter], T], writer: FrameWriter) -> T:
         """Under the append lock: do the work, after resolving a producer's batch that a killed process has left."""
         pending = writer.word(frames.PENDING)
         if pending and not writer.word(frames.MOVED):
-            producer_table.settle(files.path, files.origin, pending - 1, writer.mark()[1])
+            producer_table.resolve(files.path, files.origin, pending - 1, writer.mark()[1])
             producing.Place.of(files).set_pending(0)
         return work(writer)
 
@@ -732,10 +732,10 @@ class Spool(Single, Log):
             return table.indexes
 
 
-def _settled(files: SpoolFiles, timeout: float) -> recovery.RecoveryReport | None:
-    """Recover the log if the machine was restarted; see `recovery.settle`. The files are closed if that fails."""
+def _recovered_or_closed(files: SpoolFiles, timeout: float) -> recovery.RecoveryReport | None:
+    """Recover the log if the machine was restarted; see `recovery.ensure_true`. The files are closed if that fails."""
     try:
-        return recovery.settle(files, timeout)
+        return recovery.ensure_true(files, timeout)
     except BaseException:
         files.close()
         raise

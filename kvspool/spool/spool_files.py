@@ -536,12 +536,12 @@ class SpoolFiles(Handle):
             if lock.take():
                 try:
                     if self.may_have_moved and self.is_in_place():
-                        self._settle_name()
+                        self._flush_name()
                         self._words[frames.MOVED] = 0
                 finally:
                     lock.free()
 
-    def _settle_name(self) -> None:
+    def _flush_name(self) -> None:
         try:
             disk.flush_directory(self.path.parent)
         except OSError as error:
@@ -576,7 +576,7 @@ class SpoolFiles(Handle):
         """
         pending = self._words[frames.PENDING]
         if pending:
-            producer_table.settle(self.path, self.origin, pending - 1, self.reader(0, 0).mark()[1])
+            producer_table.resolve(self.path, self.origin, pending - 1, self.reader(0, 0).mark()[1])
             self._words[frames.PENDING] = 0
         found = producer_table.ProducerTable.open(self.path, self.origin, to_read=True)
         if found is not None:

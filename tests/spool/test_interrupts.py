@@ -246,7 +246,7 @@ def test_a_handle_is_not_closed_in_the_midst_of_an_append_to_it(log: Spool) -> N
 @pytest.mark.parametrize("durability", ["memory", "os", "disk"])
 def test_a_close_that_is_interrupted_at_any_line_leaves_a_handle_that_works_or_is_closed(tmp_path: Path, durability: Any) -> None:
     kvspool.create(tmp_path / "log", capacity=4096).close()
-    codes = {function.__code__ for function in (Spool.close, Spool._settle, getattr(Spool, "_let_go", Spool._settle))}
+    codes = {function.__code__ for function in (Spool.close, Spool._flush_level, getattr(Spool, "_let_go", Spool._flush_level))}
     lines = 0
     while True:
         log: Any = kvspool.open(tmp_path / "log", format="spool", durability=durability)
