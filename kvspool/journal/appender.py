@@ -338,8 +338,8 @@ class Appender(Handle):
             self._flush(segment, page)
             disk.flush_directory(segment.path.parent)
         sequence = base
-        is_told = is_ours and base == page.base and begin <= page.end <= size  # of all records before `page.end`
-        if is_told:
+        is_reported = is_ours and base == page.base and begin <= page.end <= size  # of all records before `page.end`
+        if is_reported:
             begin, sequence = page.end, page.next_sequence
         found = last_whole(self.format, segment, begin, sequence, size)
         if page.magic == MAGIC and not is_ours:
@@ -348,7 +348,7 @@ class Appender(Handle):
             if found.stop != WHOLE and (begin != page.end or not is_ours):  # a killed writer doesn't change the start of frames
                 self._refuse_to_lose(segment, found, size)
             self._cut(segment, found, size)
-        if found.latest == NO_TIME and not is_told:
+        if found.latest == NO_TIME and not is_reported:
             page = self._timed(page)
         # Records lost in a restart may have been read: later ones get no earlier time.
         page = page._replace(last_timestamp=max(page.last_timestamp, found.latest))

@@ -351,7 +351,7 @@ class Control(Handle):
         if page.end == NOT_BEGUN or page.sync_error or self.pending:
             return False
         end = (page.base, page.end, page.next_sequence, page.last_timestamp, page.synced_sequence)
-        if tail.found() != end or not tail.is_told():
+        if tail.found() != end or not tail.is_valid():
             tail.tell(*end)
         return True
 

@@ -97,9 +97,9 @@ def find_behind(segments: Segments, segment: Segment, found: Scan, size: int, un
     found: the scan that stopped there, `size` being the byte.
     """
     format = segments.format
-    told = format.behind_damage(found.size, found.sequence)
-    if told is not None:
-        return told if told[0] <= size else None
+    known = format.behind_damage(found.size, found.sequence)
+    if known is not None:
+        return known if known[0] <= size else None
     last = LAST_SEQUENCE if until is None else until
     if found.stop == JUMPED:
         data = segment.read(found.size, min(size - found.size, CHUNK))

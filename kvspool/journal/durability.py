@@ -98,7 +98,7 @@ class Flusher(Handle):
         """
         tail, target = held.tail, self._target
         found = None if tail is None else tail.found()
-        if tail is None or found is None or target is None or not tail.is_told():
+        if tail is None or found is None or target is None or not tail.is_valid():
             return None
         base, path, device, number = target.place
         with suppress(OSError, Closed):  # another thread may be reopening the lock file

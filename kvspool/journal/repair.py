@@ -157,8 +157,8 @@ class _Repair:
         """
         sound = max((run.end for run in found.runs), default=0) if is_last else size
         for place in found.damaged:
-            told = self.format.behind_damage(place.position, place.first) if place.position < sound else None
-            if place.position < size and (told is None or told[0] > size):
+            known = self.format.behind_damage(place.position, place.first) if place.position < sound else None
+            if place.position < size and (known is None or known[0] > size):
                 return place.position, place.first
         return (found.position, found.sequence) if found.torn else None
 

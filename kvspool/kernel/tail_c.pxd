@@ -65,7 +65,7 @@ cdef class Tail(group.Progress):
     @cython.locals(word=uint64_t)
     cpdef object tell(self, uint64_t base, uint64_t end, uint64_t sequence, int64_t latest, uint64_t synced)
     cpdef uint64_t turns(self) except? 0
-    cpdef bint is_told(self) except -1
+    cpdef bint is_valid(self) except -1
     @cython.locals(at=Py_ssize_t)
     cpdef int sign(self, Py_ssize_t place=*) except -1
     @cython.locals(words="uint64_t *")

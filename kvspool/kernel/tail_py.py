@@ -188,7 +188,7 @@ class Tail(group.Progress):
         """Return a number that changes, under the append lock, whenever the journal's end may have moved back."""
         return native.load(self.words, TURNS) if self.is_open else 0
 
-    def is_told(self) -> bool:
+    def is_valid(self) -> bool:
         """Return whether the words are valid, and no append is under way."""
         return self.is_open and native.load(self.words, COUNT) & (ELSEWHERE | WRITING) == 0
 
