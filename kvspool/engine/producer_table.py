@@ -73,7 +73,7 @@ class ProducerState(NamedTuple):
     name_bytes: Annotated[int, "B", "length of the name"]
     is_over: Annotated[int, "B", "1: its producer appends nothing more, so that another one may have it"]
     reserved: Annotated[int, "B", "0"]
-    keep: Annotated[int, "H", "hours for which it is kept behind its last batch, if that is whole; 0: seven days"]
+    keep: Annotated[int, "H", "hours for which it is kept after its last batch, if that is whole; 0: seven days"]
     ranges: Annotated[bytes, "128s", "8 ranges of two words: the first sequence, and how many records of the batch lie there in a row"]
     name: Annotated[bytes, "44s", "the beginning of the producer's name, UTF-8, for people"]
     crc: Annotated[int, "I", "CRC32C of the log id and the bytes before"]

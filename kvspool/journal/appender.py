@@ -29,7 +29,7 @@ from kvspool import system
 from kvspool.engine import locks, producer_table
 from kvspool.errors import DO_NOT_REPEAT, Corruption, KvspoolError, LogVanished, OutOfRange, Poisoned, Reentered, say_what_is_stored
 from kvspool.journal.control import MAGIC, NOT_BEGUN, Control, Page, flush_noted
-from kvspool.journal.damage import find_behind
+from kvspool.journal.damage import find_after
 from kvspool.journal.format import LAST_SEQUENCE, WHOLE, Before, Format, Rows, Scan
 from kvspool.journal.segment import Archived
 from kvspool.journal.segments import Segment, Segments
@@ -326,8 +326,8 @@ class Appender(Handle):
         base = bases[-1]
         segment = self._open(base)
         if segment is None and isinstance(archived := self.segments.get(base), Archived):
-            behind = self._behind(archived)
-            return self._begin(self._end_of(self._timed(page), behind))
+            after = self._after(archived)
+            return self._begin(self._end_of(self._timed(page), after))
         if segment is None:
             raise LogVanished(f"{self.segments.path_of(base)} was removed at this moment; try again")
         size = segment.size()
@@ -378,14 +378,14 @@ class Appender(Handle):
         """Raise Corruption if sound frames seem to follow the damage: then it is no torn end, and only the operator may remove bytes."""
         if self.format.end_in(segment, found.size, size) is not None:
             return  # it has searched for the last sound frame itself
-        behind = find_behind(self.segments, segment, found, size, None)
-        if behind is not None:
+        after = find_after(self.segments, segment, found, size, None)
+        if after is not None:
             raise Corruption(
                 f"{segment.path}: byte {found.size} is damaged, where sequence {found.sequence} should be, and after it, at byte "
-                f"{behind[0]}, records continue; nothing was changed. kvspool repair removes the damage and keeps the rest"
+                f"{after[0]}, records continue; nothing was changed. kvspool repair removes the damage and keeps the rest"
             )
 
-    def _behind(self, archived: Archived) -> int:
+    def _after(self, archived: Archived) -> int:
         """Return the sequence after an archive that is the last segment, since later ones were removed, or not copied."""
         found = walk(self.format, archived, self.segments.begin_of(archived), archived.base, archived.size())
         if found.size < archived.size():

@@ -256,8 +256,8 @@ class Control(Handle):
         there = system.port.look_up(path)
         is_there = there is not None and (there.st_ino, there.st_dev) == (status.st_ino, status.st_dev)
         below = system.port.locked_from(self.fd, USED_AT, byte - USED_AT) if byte > USED_AT else -1
-        behind = system.port.locked_from(self.fd, byte + 1, USED_AT + USED - byte)
-        return is_there and below < 0 and behind < 0
+        after = system.port.locked_from(self.fd, byte + 1, USED_AT + USED - byte)
+        return is_there and below < 0 and after < 0
 
     def _close_tail(self) -> None:
         tail, group = self.tail, self.group
@@ -291,7 +291,7 @@ class Control(Handle):
             page = _joined(page, tail.found(), tail.synced())
         else:
             page = with_tail(page, self.path, self.boot_id)
-        error = page.sync_error or _error_behind(data) or (0 if tail is None else tail.error())
+        error = page.sync_error or _error_after(data) or (0 if tail is None else tail.error())
         return page._replace(magic=MAGIC, sync_error=error) if error else page
 
     def set_pending(self, number: int) -> None:
@@ -442,11 +442,11 @@ def with_tail(page: Page, path: Path, boot_id: bytes) -> Page:
 
 def with_error(page: Page, data: bytes) -> Page:
     """Return the page of a lock file with this content, with the error of a flush that only the word after it has."""
-    error = 0 if page.sync_error else _error_behind(data)
+    error = 0 if page.sync_error else _error_after(data)
     return page._replace(sync_error=error) if error else page
 
 
-def _error_behind(data: bytes) -> int:
+def _error_after(data: bytes) -> int:
     """Return the errno of a failed flush in this boot of the machine, from the content of a lock file; 0: none."""
     word = int.from_bytes(data[ERROR_AT:CONTENT], "little")
     return tails.error_in(_seed_of_run(system.port.boot_id()), word) if word else 0

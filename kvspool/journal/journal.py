@@ -259,16 +259,18 @@ class Journal(Log):
             self.format.check_columns(part)
         return ColumnRows(parts, [rows] * len(parts))
 
-    def append_records(self, records: Records, at: int, behind: int | None = None) -> range:
-        """Append records laid out by `journal.columns.Records`, in the format kvj; see `append_batch`. behind: as for `append_prepared`."""
+    def append_records(self, records: Records, at: int, expected: int | None = None) -> range:
+        """Append records laid out by `journal.columns.Records`, in the format kvj; see `append_batch`. expected: as for
+        `append_prepared`.
+        """
         self.format.check_columns(records)
-        return self.append_prepared(records, at=at, behind=behind)
+        return self.append_prepared(records, at=at, expected=expected)
 
     def append_prepared(
-        self, batch: Rows, timeout: float | None = None, durable: bool = False, at: int | None = None, behind: int | None = None
+        self, batch: Rows, timeout: float | None = None, durable: bool = False, at: int | None = None, expected: int | None = None
     ) -> range:
-        """Append a prepared batch under one lock; see `append_batch`. behind: the next sequence according to the caller; raises OutOfRange
-        if it is another one, and nothing is written then.
+        """Append a prepared batch under one lock; see `append_batch`. expected: the next sequence according to the caller; raises
+        OutOfRange if it is another one, and nothing is written then.
         """
         timeout = self.timeout if timeout is None else timeout
         if not batch.rows:
@@ -276,8 +278,8 @@ class Journal(Log):
             return range(end, end)
 
         def work(appender: Appender, page: Page) -> range:
-            if behind is not None and page.next_sequence != behind:
-                raise OutOfRange(f"{self.path} continues at sequence {page.next_sequence}, not at {behind}; nothing was written")
+            if expected is not None and page.next_sequence != expected:
+                raise OutOfRange(f"{self.path} continues at sequence {page.next_sequence}, not at {expected}; nothing was written")
             return appender.append(batch, page, at)
 
         sequences = self.under_lock(timeout, work)

@@ -148,10 +148,10 @@ class _Look:
     def _vanished(self, base: int, until: int | None) -> None:
         """A segment no longer exists: trimmed, if older ones don't exist, either. The last one may have become the oldest."""
         left = self.journal.bases()
-        behind = left[0] if until is None else until
-        self.end = max(self.end, behind)
+        after = left[0] if until is None else until
+        self.end = max(self.end, after)
         if left[0] > base:
-            self.trimmed += behind - base
+            self.trimmed += after - base
         elif base not in left:
             self.problems.append(f"the segment from sequence {base} on was removed, although older ones exist")
 

@@ -79,13 +79,13 @@ def put(data: bytearray, at: int, sequence: int, timestamp: int, type: int, code
     """Store one frame at an offset with enough room, and return its end."""
     size = HEAD + len(value)
     key_size = NO_KEY
-    behind = at + HEAD
+    after = at + HEAD
     if key is not None:
         key_size = len(key)
         size += key_size
-        network.put_bytes(data, behind, key, key_size)
-        behind += key_size
-    network.put_bytes(data, behind, value, len(value))
+        network.put_bytes(data, after, key, key_size)
+        after += key_size
+    network.put_bytes(data, after, value, len(value))
     network.put_u32(data, at + 4, size)
     network.put_u64(data, at + 8, sequence)
     network.put_i64(data, at + 16, timestamp)
@@ -153,11 +153,11 @@ def encode_columns(
         network.put_u8(data, at + 25, codec if codecs is None else codecs[row])
         network.put_u16(data, at + 26, key_size)
         state = native.crc32c(ONES, data, at + 4, HEAD - 4)
-        behind = at + HEAD
+        after = at + HEAD
         if key_size != NO_KEY:
-            state = native.copy_in(state, data, behind, key_data, key_offsets[row], key_size)
-            behind += key_size
-        state = native.copy_in(state, data, behind, value_data, value_from, value_length)
+            state = native.copy_in(state, data, after, key_data, key_offsets[row], key_size)
+            after += key_size
+        state = native.copy_in(state, data, after, value_data, value_from, value_length)
         network.put_u32(data, at, state ^ ONES)
         at += size
         sequence += 1
@@ -192,18 +192,18 @@ def check_columns(
         fault = OFFSETS
     place = value_places[0]
     for row in range(rows):
-        behind = value_places[row + 1]
-        size = behind - place  # of a wider type than offsets: the difference of any two fits
-        place = behind
+        after = value_places[row + 1]
+        size = after - place  # of a wider type than offsets: the difference of any two fits
+        place = after
         if size < 0:
             fault = OFFSETS
         if size > longest_value:
             longest_value = size
     place = key_places[0]
     for row in range(rows):
-        behind = key_places[row + 1]
-        size = behind - place
-        place = behind
+        after = key_places[row + 1]
+        size = after - place
+        place = after
         if size < 0:
             fault = OFFSETS
         if key_bits is None or (key_bits[(key_bit + row) >> 3] >> ((key_bit + row) & 7)) & 1:
@@ -306,11 +306,11 @@ def fill(
         network.put_u64(data, at + 12, (word << 32) | ((time >> 32) & ONES))
         network.put_u64(data, at + 20, (low << 32) | tail)
         state = native.crc32c(ONES, data, at + 4, HEAD - 4)
-        behind = at + HEAD
+        after = at + HEAD
         if key_size != NO_KEY:
-            state = native.copy_in(state, data, behind, keys, key_places[row], key_size)
-            behind += key_size
-        state = native.copy_in(state, data, behind, values, value_from, value_length)
+            state = native.copy_in(state, data, after, keys, key_places[row], key_size)
+            after += key_size
+        state = native.copy_in(state, data, after, values, value_from, value_length)
         network.put_u32(data, at, state ^ ONES)
         at += size
         sequence += 1

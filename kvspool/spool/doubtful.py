@@ -106,7 +106,7 @@ def _add(kept: list[Run], row: list[Run], checkpoint: format.Checkpoint) -> bool
         is_known = before.first < checkpoint.next_seq
         if before.last >= row[0].first or (is_known and row[0].start < checkpoint.tail):
             return False
-    if any(behind.first <= row[-1].last for behind in kept[at : at + 1]):
+    if any(following.first <= row[-1].last for following in kept[at : at + 1]):
         return False
     kept[at:at] = row
     return True

@@ -490,8 +490,8 @@ def slowest(files: SpoolFiles) -> str:
         return "no reader has pending records any more; try again"
     slot, commit = waited_for
     is_open = files.is_locked(format.READER_LOCKS + slot.number)
-    behind = measure(files.reader(0, 0), (commit.position, commit.sequence)).records
-    return f"the reader {slot.name!r} has {behind} pending records ({f'open in {slot.holder}' if is_open else 'not open'})"
+    pending = measure(files.reader(0, 0), (commit.position, commit.sequence)).records
+    return f"the reader {slot.name!r} has {pending} pending records ({f'open in {slot.holder}' if is_open else 'not open'})"
 
 
 def delete(live: Callable[[], SpoolFiles], name: str | int, timeout: float) -> None:

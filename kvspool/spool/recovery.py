@@ -110,7 +110,7 @@ CONDITIONS: dict[str, tuple[str, ...]] = {
     # dropped. Doubtful: or else the last one is of a writer that was killed before it published it.
     "lap": ("same", "doubtful", "later"),
     # The tail in the control block, compared to the end; unknown: it has no mark.
-    "recorded": ("behind", "at", "ahead", "unknown"),
+    "recorded": ("before", "at", "ahead", "unknown"),
 }
 ANY = "any"
 
@@ -128,7 +128,7 @@ class Case(NamedTuple):
     is_cut: bool
 
 
-_NOT_AHEAD = ("behind", "at", "unknown")
+_NOT_AHEAD = ("before", "at", "unknown")
 
 CASES = (
     # No record: the log was empty, or all records of the checkpoint are damaged.
@@ -198,7 +198,7 @@ def examine(memory: Memory, echo: int | None = None) -> Findings:
             left.append(run)
         else:
             (unsure if _is_doubtful(run, checkpoint, memory.header.capacity) else runs).append(run)
-    newest = max(runs, key=lambda run: (run.last, -_behind(run, checkpoint, memory.header.capacity)), default=None)
+    newest = max(runs, key=lambda run: (run.last, -_distance(run, checkpoint, memory.header.capacity)), default=None)
     end = _end(newest, checkpoint, memory.header.capacity)
     lap = "same" if newest is None else _lap(runs, newest, end, checkpoint, memory.header.capacity)
     if lap == "later":
@@ -283,7 +283,7 @@ def _is_doubtful(run: Run, checkpoint: format.Checkpoint, capacity: int) -> bool
     return checkpoint.synced <= run.start < checkpoint.tail and run.last - checkpoint.next_seq <= (capacity // frames.HEADER >> 2) + 2
 
 
-def _behind(run: Run, checkpoint: format.Checkpoint, capacity: int) -> int:
+def _distance(run: Run, checkpoint: format.Checkpoint, capacity: int) -> int:
     """Return the minimum distance after the checkpoint's tail of a run that the checkpoint doesn't know."""
     return 0 if run.first < checkpoint.next_seq else (run.start - checkpoint.tail) % capacity
 
@@ -407,7 +407,7 @@ def _recorded(memory: Memory, tail: int) -> tuple[int, int] | None:
 def _compare(recorded: tuple[int, int] | None, tail: int) -> str:
     if recorded is None:
         return "unknown"
-    return "ahead" if recorded[0] > tail else "at" if recorded[0] == tail else "behind"
+    return "ahead" if recorded[0] > tail else "at" if recorded[0] == tail else "before"
 
 
 def _has_made_room(memory: Memory, checkpoint: format.Checkpoint, tail: int) -> bool:
@@ -504,7 +504,7 @@ def _recover(memory: Memory, boot_id: bytes, now: int, is_forced: bool, echo: in
     is_anew = is_forced or memory.control.cast("Q")[frames.SYNC_ERROR] != 0
     is_sealed = not is_forced and before is not None and before[1].state == format.SEALED and before[1].boot_id == boot_id
     if not is_sealed:
-        may_be_older = is_forced or restored.is_behind(memory.front, memory.control)
+        may_be_older = is_forced or restored.is_older(memory.front, memory.control)
         found = examine(memory, echo)
         if may_be_older:
             lost_keys.close_table(memory, found.kept)
@@ -639,8 +639,8 @@ def ensure_true(files: SpoolFiles, timeout: float) -> RecoveryReport | None:
     if is_true(files, boot_id):
         return None
     if not files.is_writable:
-        is_behind = restored.is_behind(files.front, files.control)
-        why = f"{format.CONTROL_FILE} is an older copy" if is_behind else "the machine was restarted since the log was written"
+        is_older = restored.is_older(files.front, files.control)
+        why = f"{format.CONTROL_FILE} is an older copy" if is_older else "the machine was restarted since the log was written"
         raise Unrecovered(f"{files.path}: {why}; let a user with write permission open it once") from files.refusal("recover")
     with exclusively(files, timeout):
         return None if is_true(files, boot_id) else recover_files(files, boot_id)
@@ -648,7 +648,7 @@ def ensure_true(files: SpoolFiles, timeout: float) -> RecoveryReport | None:
 
 def is_true(files: SpoolFiles, boot_id: bytes) -> bool:
     """Return whether the control block can be trusted in the boot with this id."""
-    return epochs.is_true(files.control, files.header.log_id, boot_id) and not restored.is_behind(files.front, files.control)
+    return epochs.is_true(files.control, files.header.log_id, boot_id) and not restored.is_older(files.front, files.control)
 
 
 def recover_untrue(memory: Memory, boot_id: bytes, now: int) -> Findings | None:
@@ -661,8 +661,8 @@ def recover_untrue(memory: Memory, boot_id: bytes, now: int) -> Findings | None:
 
 def newer_end(memory: Memory, boot_id: bytes) -> int | None:
     """Return the end of the ring if the control block is of this boot of the machine, but an older copy; None otherwise."""
-    is_behind = is_epoch_true(memory, boot_id) and restored.is_behind(memory.front, memory.control)
-    return restored.confirm(memory) if is_behind else None
+    is_older = is_epoch_true(memory, boot_id) and restored.is_older(memory.front, memory.control)
+    return restored.confirm(memory) if is_older else None
 
 
 def is_epoch_true(memory: Memory, boot_id: bytes) -> bool:

@@ -272,7 +272,7 @@ class _Resizing:
 
     def _refuse_older(self) -> None:
         """Raise Corruption if spool.ctl was restored from an older copy meanwhile: records after its tail would be lost."""
-        if restored.is_behind(self.old.front, self.old.control):
+        if restored.is_older(self.old.front, self.old.control):
             older = f"{self.old.path / format.CONTROL_FILE} is older than the data: it was restored from a copy during the resize"
             raise Corruption(f"{older}; nothing was changed: open the log again, which recovers it, and then resize it")
 

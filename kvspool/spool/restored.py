@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 UNDER_WAY = 1  # added to the echo, as every position is a multiple of 8
 
 
-def is_behind(front: memoryview, control: memoryview) -> bool:
+def is_older(front: memoryview, control: memoryview) -> bool:
     """Return whether the control block seems to be older than the data.
 
     Writers store tail and head before each echo. So the echoes, loaded first, are never ahead.

@@ -723,7 +723,7 @@ class Spool(Single, Log):
                 with locks.held(files.lock, format.KEYS_LOCK, self.timeout, lambda: "another process adds keys"):
                     is_ours = not files.may_have_moved or files.is_in_place()
                     # A key table restored from a copy gets no key before a recovery: the next append refuses it.
-                    if is_ours and not restored.is_behind(files.front, files.control):
+                    if is_ours and not restored.is_older(files.front, files.control):
                         table.add(keys, flusher.flush_control)
                 if not is_ours and self._live() is not files:
                     return self._intern(known, keys)

@@ -270,7 +270,7 @@ class _Work:
         if len(note.at) != (1 if self.target.has_sequences else 2) or min(note.first, note.sequence, note.since, *note.at) < 0:
             raise Corruption(f"{self._notes.directory} doesn't say how far the copy came; remove it and the target, and copy again")
         if isinstance(self.target, QueueTarget):
-            copied = queues.behind(self.target.queue, (note.at[0], note.at[1]))
+            copied = queues.entries_after(self.target.queue, (note.at[0], note.at[1]))
             done = len(copied)
             expected = self.origin.read(note.sequence, note.sequence + done) if done else iter(())
             is_sound = copied == [value for rows in expected if isinstance(rows, Rows) for value in rows.values]
