@@ -124,7 +124,7 @@ class _Repair:
             for base, until in zip(bases, [*bases[1:], None], strict=True):
                 self._mend(base, until)
             if self.page.sync_error:
-                self._write_anew()
+                self._rewrite()
             self._finish()
         finally:
             self.segments.close()
@@ -251,7 +251,7 @@ class _Repair:
 
     # The whole journal.
 
-    def _write_anew(self) -> None:
+    def _rewrite(self) -> None:
         """Copy every segment with a record that may not be on disk. A page of the cache that couldn't be written counts as written: only
         new ones are sure to be written.
         """

@@ -29,7 +29,7 @@ Kept = Callable[[int], AbstractContextManager[bool]]  # stores the state of a ba
 
 
 class Outdated(Exception):
-    """The log was recovered after the values of a batch were packed. Nothing was appended; see `Appending.pack_anew`."""
+    """The log was recovered after the values of a batch were packed. Nothing was appended; see `Appending.repack`."""
 
 
 class Batch(Protocol):
@@ -71,8 +71,8 @@ class Prepared(NamedTuple):
     def rows(self) -> int:
         return len(self.values)
 
-    def packed_anew(self, packer: keyed.Packer) -> Self:
-        values = [_packed_anew(*each, self.packed, packer) for each in zip(self.values, self.codecs, strict=True)]
+    def repacked(self, packer: keyed.Packer) -> Self:
+        values = [_repacked(*each, self.packed, packer) for each in zip(self.values, self.codecs, strict=True)]
         return self._replace(values=values, packed=packer.keys, stored=measure(self.keys, values)[1])
 
     def put(self, writer: FrameWriter) -> None:
@@ -109,8 +109,8 @@ class RowBatch:
     def rows(self) -> int:
         return len(self._rows)
 
-    def packed_anew(self, packer: keyed.Packer) -> RowBatch:
-        rows = [row._replace(value=_packed_anew(row.value, row.codec, self.packed, packer)) for row in self._rows]
+    def repacked(self, packer: keyed.Packer) -> RowBatch:
+        rows = [row._replace(value=_repacked(row.value, row.codec, self.packed, packer)) for row in self._rows]
         return RowBatch(rows, packer.keys)
 
     def put(self, writer: FrameWriter) -> None:
@@ -124,7 +124,7 @@ class RowBatch:
         return RowBatch(self._rows[number:], self.packed)
 
 
-def _packed_anew(value: bytes, codec: int, keys: keyed.Keys | None, packer: keyed.Packer) -> bytes:
+def _repacked(value: bytes, codec: int, keys: keyed.Keys | None, packer: keyed.Packer) -> bytes:
     return value if keys is None or codec != Codec.KEYED else packer.pack(keyed.unpack(value, keys))
 
 
@@ -172,10 +172,10 @@ class Appending:
             return False
         return self.stored
 
-    def pack_anew(self, packer: keyed.Packer) -> int:
+    def repack(self, packer: keyed.Packer) -> int:
         """After Outdated: pack the values with the present keys; return the bytes of key and value of the largest record."""
         assert isinstance(self._batch, (Prepared, RowBatch))  # others have `packed` None
-        self._batch = batch = self._batch.packed_anew(packer)
+        self._batch = batch = self._batch.repacked(packer)
         return measure(batch.keys, batch.values)[0]
 
     def _left(self, first: int) -> Batch:

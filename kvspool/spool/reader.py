@@ -304,7 +304,7 @@ class _Turns(Reading):
     def __next__(self) -> Any:
         owner = self._owner
         if not self.is_over and (owner._turn is not self._turn or owner._file is None):
-            self._begin_anew()
+            self._begin_again()
         try:
             return self._next_item()
         except (GapError, StopIteration):
@@ -328,7 +328,7 @@ class _Turns(Reading):
             self._owner._place = self._places[item.sequence]
         return item
 
-    def _begin_anew(self) -> None:
+    def _begin_again(self) -> None:
         """Continue at the reader's present position."""
         lost = self.cursor.lost
         end, files = self.cursor.end, self._owner._files()

@@ -501,7 +501,7 @@ def _recover(memory: Memory, boot_id: bytes, now: int, is_forced: bool, echo: in
     log_id = memory.header.log_id
     before = epochs.newest(memory.control, log_id)
     found = None
-    is_anew = is_forced or memory.control.cast("Q")[frames.SYNC_ERROR] != 0
+    is_rewritten = is_forced or memory.control.cast("Q")[frames.SYNC_ERROR] != 0
     is_sealed = not is_forced and before is not None and before[1].state == format.SEALED and before[1].boot_id == boot_id
     if not is_sealed:
         may_be_older = is_forced or restored.is_older(memory.front, memory.control)
@@ -510,9 +510,9 @@ def _recover(memory: Memory, boot_id: bytes, now: int, is_forced: bool, echo: in
             lost_keys.close_table(memory, found.kept)
         apply(memory, found)
         memory.update_producers(found.kept, is_forced=is_forced)
-    if is_anew:
+    if is_rewritten:
         memory.rewrite()
-    if is_anew or not is_sealed:
+    if is_rewritten or not is_sealed:
         memory.flush_data()
     if found is not None:
         slot, count = (0, 0) if before is None else (1 - before[0], before[1].recoveries)
@@ -522,7 +522,7 @@ def _recover(memory: Memory, boot_id: bytes, now: int, is_forced: bool, echo: in
         assert before is not None
         slot, epoch = before
     memory.flush_control()
-    _write_checkpoint(memory, boot_id, is_anew=is_anew)
+    _write_checkpoint(memory, boot_id, is_rewritten=is_rewritten)
     # From now on the numbers of this epoch may be assigned, so it must be on disk before any process can get one.
     memory.flush_data()
     words = memory.control.cast("Q")
@@ -532,13 +532,13 @@ def _recover(memory: Memory, boot_id: bytes, now: int, is_forced: bool, echo: in
     return found
 
 
-def _write_checkpoint(memory: Memory, boot_id: bytes, *, is_anew: bool) -> None:
+def _write_checkpoint(memory: Memory, boot_id: bytes, *, is_rewritten: bool) -> None:
     """Overwrite the older checkpoint with the state of the control block, unless the newer one has it already, and is on disk."""
     words = memory.control.cast("Q")
     mark = frames.MARKS
     state = checkpoints.State(words[frames.HEAD], words[frames.MIN_SEQ], words[mark], words[mark + 1], words[mark + 2])
     newest = checkpoints.newest(memory.front, memory.header)[1]
-    if is_anew or newest[1:7] != (*state, state.tail):  # the ring is on disk
+    if is_rewritten or newest[1:7] != (*state, state.tail):  # the ring is on disk
         at, raw = checkpoints.successor(memory.front, memory.header, state, state.tail, boot_id)
         memory.write_front(raw, at)
 

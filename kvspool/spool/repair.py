@@ -75,7 +75,7 @@ def mend(memory: Memory, boot_id: bytes, now: int) -> recovery.Findings | None:
     echo = recovery.newer_end(memory, boot_id)
     if echo is None and recovery.is_epoch_true(memory, boot_id) and _makes_sense(memory.reader(0, 0)):
         with recovery.poisoning(memory):
-            _write_anew(memory, boot_id)
+            _rewrite(memory, boot_id)
         return None
     words = memory.control.cast("Q")
     words[frames.SYNC_ERROR] = words[frames.SYNC_ERROR] or errno.EIO  # open handles must not append to a half-recovered log
@@ -97,7 +97,7 @@ def _makes_sense(reader: FrameReader) -> bool:
     return bool(reader.find_frame(head, tail, next_sequence, frames.NOTHING) == tail)
 
 
-def _write_anew(memory: Memory, boot_id: bytes) -> None:
+def _rewrite(memory: Memory, boot_id: bytes) -> None:
     """Under all locks: flush every page, then a checkpoint, then reset the error of the failed flush."""
     words = memory.control.cast("Q")
     state = checkpoints.state(memory.reader(0, 0))

@@ -233,12 +233,12 @@ class _Resizing:
             if reader.stop == frames.JUMPED:
                 reader.sequence = reader.sequence_found  # numbers that were left out; `put_copy` leaves them out, too
             elif reader.stop == frames.OVERRUN:
-                self._begin_anew()
+                self._begin_again()
             elif reader.stop == frames.DAMAGED:
                 raise Corruption(f"{self.old.path} is damaged at record {reader.sequence}: a resize would lose salvageable records")
         writer.publish()
 
-    def _begin_anew(self) -> None:
+    def _begin_again(self) -> None:
         """Continue at the present oldest record; all copied records are older than it, and no longer in the log."""
         self.writer.publish()
         self.oldest = search.find(self.old.reader(0, 0), "earliest")

@@ -607,7 +607,7 @@ class Spool(Single, Log):
             except Outdated:
                 self._packer = packer = self._new_packer(self._live())
                 assert packer is not None
-                self.refuse_larger(appending.pack_anew(packer))
+                self.refuse_larger(appending.repack(packer))
                 left = max(0.0, deadline - system.port.monotonic())
                 continue
             if isinstance(appended, range):
