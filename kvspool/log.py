@@ -67,7 +67,7 @@ TRIES = 5  # reads of the last records, which rewinds may take back at that mome
 class Cursor(Protocol):
     """A position in a log that moves forward."""
 
-    lost: int
+    missed: int
 
     @property
     def sequence(self) -> int:

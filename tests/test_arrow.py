@@ -545,7 +545,7 @@ def test_gaps_lie_between_batches(history: Journal) -> None:
         assert gathered(log.cursor(bounded=True), most=3) == found
         cursor = log.cursor(bounded=True)
         assert gathered(cursor, bytes=10) == found
-        assert cursor.lost == sum(gap.count for gap in gaps)
+        assert cursor.missed == sum(gap.count for gap in gaps)
         for kind in ("coded", "plain"):
             assert len([one for one in arrow.batches(log.cursor(bounded=True), coded=kind == "coded") if isinstance(one, Gap)]) == 2
         kept = [row for row in found if not isinstance(row, Gap)]

@@ -51,7 +51,7 @@ class Place(NamedTuple):
 
 
 class Cursor:
-    """Moves over a journal. `end`: the sequence at which a bounded read stops, None to continue indefinitely. `lost` counts sequences in
+    """Moves over a journal. `end`: the sequence at which a bounded read stops, None to continue indefinitely. `missed` counts sequences in
     Gaps.
 
     limit: returns each time the first sequence that may not be read yet; None: all may be read.
@@ -61,7 +61,7 @@ class Cursor:
         self.limit = limit
         self.segments = segments
         self.end = end
-        self.lost = 0
+        self.missed = 0
         self.base, self.position, self._first, there = place
         self.sequence = self._first if there < 0 else there
         self._data = b""  # read ahead, from `position` on
@@ -90,7 +90,7 @@ class Cursor:
         while most > 0:
             gap = self._step(most, take)
             if gap is not None:
-                self.lost += gap.count
+                self.missed += gap.count
                 return gap
             if taken or not self._has_more:
                 break
@@ -102,11 +102,11 @@ class Cursor:
 
     def mark(self) -> tuple[int, int, int, int, bool]:
         """Return the argument with which `go_back` returns here."""
-        return self.base, self.position, self.sequence, self.lost, self._is_entered
+        return self.base, self.position, self.sequence, self.missed, self._is_entered
 
     def go_back(self, mark: tuple[int, int, int, int, bool]) -> None:
         """Return to where the cursor was when `mark` was called."""
-        self.base, self.position, self.sequence, self.lost, self._is_entered = mark
+        self.base, self.position, self.sequence, self.missed, self._is_entered = mark
         self._data = b""
 
     def _go_on_taking(self, most: int, take: Take) -> bool:

@@ -211,7 +211,7 @@ class _Moving(Reading):
         self._batch.rise()
         self._batch.clear()
         self.cursor = self._owner.cursor(before.end)
-        self.cursor.lost = before.lost
+        self.cursor.missed = before.missed
         before.close()
 
 

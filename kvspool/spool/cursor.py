@@ -45,9 +45,9 @@ RUN = 4096  # records that are then copied one by one until the next check wheth
 class Cursor(Handle):
     """Moves a FrameReader over the log, and converts unreadable parts into Gaps.
 
-    `end` is the end of a bounded read: a position and its sequence; None to continue indefinitely. `lost` counts the sequences that were in
-    Gaps; `count_gap` is called for each Gap. With the isolation "synced" no record is read that is not on disk; a Gap may extend past those
-    that are.
+    `end` is the end of a bounded read: a position and its sequence; None to continue indefinitely. `missed` counts the sequences that were
+    in Gaps; `count_gap` is called for each Gap. With the isolation "synced" no record is read that is not on disk; a Gap may extend past
+    those that are.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Cursor(Handle):
         if self._is_synced:
             self.reader.edge = SYNCED
         self.end = end
-        self.lost = 0
+        self.missed = 0
         self._reason = reason  # of the gap before a later frame than expected
         self._overruns = 0  # in a row
 
@@ -96,7 +96,7 @@ class Cursor(Handle):
                 return taken
             gap = self._pass_over(stop, self.reader.tail() if self.end is None else end)
             if gap is not None:
-                self.lost += gap.count
+                self.missed += gap.count
                 self.count_gap()
                 return gap
 

@@ -330,12 +330,12 @@ class _Turns(Reading):
 
     def _begin_again(self) -> None:
         """Continue at the reader's present position."""
-        lost = self.cursor.lost
+        missed = self.cursor.missed
         end, files = self.cursor.end, self._owner._files()
         if end is not None and files is not self.cursor.files:
             end = search.find(files.reader(0, 0), end[1])
         self.cursor = self._owner._cursor(end)
-        self.cursor.lost = lost
+        self.cursor.missed = missed
         self._reader = self.cursor.reader
         self._make = _noting(self._places, self._reader, self._record)
         self._batch.clear()

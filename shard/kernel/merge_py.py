@@ -176,7 +176,7 @@ class Merging:
 
     def __init__(self, limit: int | None = None, on_gap: OnGap = "raise") -> None:
         self.sources: dict[Hashable, MergeSource] = {}
-        self.lost = 0
+        self.missed = 0
         self.last: Any = None  # the key of the log of the last returned item
         self._left = check(limit, on_gap)
         self._next: Any = None  # the item that is being returned
@@ -268,7 +268,7 @@ class Merging:
         item = source.item
         is_gap = type(item) is Gap
         if is_gap:
-            self.lost += item.count
+            self.missed += item.count
         elif self._left > 0:
             self._left = 0 if self._is_closed else self._left - 1
         self._taken += 1

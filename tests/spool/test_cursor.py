@@ -64,7 +64,7 @@ def test_a_follower_that_is_overtaken_accounts_for_every_sequence(log: Spool, mo
     while cursor.sequence < 100 + sum(moves):
         items += drain(cursor, take)
     assert account(items) == (0, 100 + sum(moves))
-    assert cursor.lost == sum(item.count for item in items if isinstance(item, Gap))
+    assert cursor.missed == sum(item.count for item in items if isinstance(item, Gap))
     assert {item.reason for item in items if isinstance(item, Gap)} <= {"overrun"}
 
 
@@ -257,7 +257,7 @@ def test_an_iteration_that_is_overtaken_between_two_records_accounts_for_every_s
             items.append(item)
             if noise.random() < 0.2 and log.stats().next_sequence < 4000:
                 append(log, noise.choice([1, 5, 60, 103, 250]))
-        assert reading.lost == sum(item.count for item in items if isinstance(item, Gap)) > 0
+        assert reading.missed == sum(item.count for item in items if isinstance(item, Gap)) > 0
     assert account(items) == (0, log.stats().next_sequence)
 
 

@@ -207,7 +207,7 @@ def test_gaps_are_what_they_are_to_a_thread(run: Any, log: Spool) -> None:
         assert (await anext(items)).sequence == 198
         items = log.follow_async(0, timeout=0.01, on_gap="skip")
         assert len(await values(items)) == 102
-        assert items.lost == 198
+        assert items.missed == 198
 
     run(work())
 

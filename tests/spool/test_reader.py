@@ -256,7 +256,7 @@ def test_a_skipped_gap_is_done_with(spool: Spool) -> None:
         spool.append_many([bytes(1000)] * 200)
         items = reader.read(on_gap="skip", limit=1)
         assert sequences(items) == [spool.stats().first_sequence]
-        assert items.lost == spool.stats().first_sequence
+        assert items.missed == spool.stats().first_sequence
 
 
 def test_lag(spool: Spool) -> None:
