@@ -308,7 +308,7 @@ class Control(Handle):
             tail.tell_elsewhere()
         is_doubtful = before is None or self.boot_id != before.boot or self.boot_id != page.boot
         if is_doubtful or (before is not None and page.next_sequence < before.next_sequence):
-            self._turn_back()
+            self._note_rewind()
         if page.sync_error:
             self.note_error(page.sync_error)
         elif before is not None and before.sync_error:  # all was written again
@@ -316,11 +316,11 @@ class Control(Handle):
         self._page = page
         system.port.write(self.fd, pack(page), 0)
 
-    def _turn_back(self) -> None:
+    def _note_rewind(self) -> None:
         """Under the append lock: mark that the journal's end may have moved back. Raises OSError if other handles might not notice."""
         before = self._page
         if self.tail is not None:
-            self.tail.turn_back()
+            self.tail.note_rewind()
         elif before is None or before.boot in (self.boot_id, NO_RUN):  # the tail of an earlier boot is invalid
             _void_tail(self.path)
 
@@ -502,12 +502,12 @@ def is_appended_to(path: Path, fd: int) -> bool:
 
 
 def _void_tail(path: Path) -> None:
-    """Do as `Tail.turn_back` in the tail's file of a lock file, under the append lock."""
+    """Do as `Tail.note_rewind` in the tail's file of a lock file, under the append lock."""
 
     def words(fd: int) -> dict[int, int]:
-        turns = int.from_bytes(system.port.read(fd, 8, 8 * tails.TURNS), "little")
+        rewinds = int.from_bytes(system.port.read(fd, 8, 8 * tails.REWINDS), "little")
         copies = (tails.COPIES, tails.COPIES + tails.COPY_WORDS)
-        return {**{at + tails.CHECK: 0 for at in copies}, tails.TURNS: (turns + tails.STEP) & tails.WORD}
+        return {**{at + tails.CHECK: 0 for at in copies}, tails.REWINDS: (rewinds + tails.STEP) & tails.WORD}
 
     _store_in_tail(path, words)
 

@@ -267,7 +267,7 @@ class _Cursor(Cursor):
         return "expired" if self._owner._may_wait_for(self.sequence) else "overrun"
 
 
-class _Turns(Reading):
+class _SharedReading(Reading):
     """Moves the reader's position with every item that it returns.
 
     Several iterators of a reader alternate: each begins at the reader's position, and records prefetched by another one are dropped. `seek`
@@ -318,8 +318,8 @@ class _Turns(Reading):
             item = self._batch.take(self._refill)
         except (GapError, StopIteration):
             is_moved = self.cursor.sequence > self._owner.sequence  # after a Gap that was raised or skipped
-            is_in_turn = self._owner._turn is self._turn  # otherwise a seek since the last item counts
-            if is_moved and is_in_turn and not self._is_closed:  # once closed, it may have dropped prefetched records
+            is_current = self._owner._turn is self._turn  # otherwise a seek since the last item counts
+            if is_moved and is_current and not self._is_closed:  # once closed, it may have dropped prefetched records
                 self._owner._place = (self.cursor.reader.position, self.cursor.reader.sequence)
             raise
         if isinstance(item, Gap):
@@ -355,7 +355,7 @@ def _noting(places: dict[int, Place], reader: FrameReader, record: Callable[...,
     return note
 
 
-class _Taking(_Turns):
+class _Taking(_SharedReading):
     """The present records, up to `end`; None: those present at each call."""
 
     def __init__(self, owner: SpoolReader, limit: int | None, on_gap: OnGap, end: Place | None) -> None:
@@ -363,7 +363,7 @@ class _Taking(_Turns):
         self._belong_to(owner)
 
 
-class _Waiting(_Turns, Following):
+class _Waiting(_SharedReading, Following):
     """The present records, and new ones."""
 
     def __init__(self, owner: SpoolReader, limit: int | None, on_gap: OnGap, timeout: float | None, spin: float) -> None:
