@@ -46,7 +46,7 @@ EXPIRY = 7 * 24 * HOUR  # a state without use for this time may be given to anot
 _RANGE = struct.Struct("<2Q")
 
 
-class Header(NamedTuple):
+class TableHeader(NamedTuple):
     """The first 512 bytes, filled up with zeros."""
 
     magic: Annotated[bytes, "8s", "`KVSPROD1`"]
@@ -118,7 +118,7 @@ class ProducerState(NamedTuple):
         return self.name[: self.name_bytes].decode("utf-8", "replace")
 
 
-HEADER = Layout(Header)
+HEADER = Layout(TableHeader)
 STATE = Layout(ProducerState)
 BLOCK = 512  # the header, and each state
 PLACE = 256
@@ -160,7 +160,7 @@ class ProducerTable(Handle):
         found = cls.open(directory, log_id)
         if found is not None:
             return found
-        header = HEADER.pack(Header(MAGIC, VERSION, BLOCK, log_id, b"", 0))[:-4]
+        header = HEADER.pack(TableHeader(MAGIC, VERSION, BLOCK, log_id, b"", 0))[:-4]
         data = header + _checksum(header).to_bytes(4, "little")
         disk.replace(directory / NAME, data.ljust(BLOCK * (1 + STEP), b"\0"), mode, rights=mode)
         return cls._checked(directory / NAME, log_id, os.O_RDWR)

@@ -16,7 +16,7 @@ class Memory(Protocol):
     front: memoryview
     ring: memoryview
     control: memoryview
-    header: format.Header
+    header: format.ControlHeader
 
     def scanner(self) -> FrameSurvey: ...
 

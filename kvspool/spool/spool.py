@@ -437,7 +437,7 @@ class Spool(Single, Log):
         return self._origin  # also after a resize
 
     @property
-    def header(self) -> format.Header:
+    def header(self) -> format.ControlHeader:
         """Return the settings with which the log was created; its capacity is that of the last resize."""
         return self._live().header
 

@@ -51,7 +51,7 @@ from kvspool.system.handles import Handle
 MOST_TOUCHED = 1 << 30  # most bytes of a ring that are touched at creation
 _PIECE = 1 << 20  # bytes touched at once
 PRODUCER_FILES = (producer_table.NAME, f"{producer_table.NAME}.tmp")
-H = TypeVar("H", format.Header, format.DataHeader)
+H = TypeVar("H", format.ControlHeader, format.DataHeader)
 _NO_WORDS = memoryview(b"").cast("Q")
 _UNWRITABLE = (errno.EACCES, errno.EROFS, errno.EPERM)
 
@@ -83,7 +83,7 @@ def create(
         raise LogExists(f"{path} exists already; kvspool.open opens it")
     if not allow_unsafe_fs:
         filesystems.refuse_killing(path.parent)
-    header = format.Header(
+    header = format.ControlHeader(
         magic=format.CONTROL_MAGIC,
         version=format.VERSION,
         data_start=format.DATA_START,
@@ -129,7 +129,7 @@ def touchable(capacity: int) -> int:
     return min(capacity, MOST_TOUCHED, system.port.available_memory() // 8) // format.PAGE * format.PAGE
 
 
-def fill(building: Path, header: format.Header, mode: int, epoch: format.Epoch | None = None, touched: int = 0) -> None:
+def fill(building: Path, header: format.ControlHeader, mode: int, epoch: format.Epoch | None = None, touched: int = 0) -> None:
     """Put the two files of an empty log into an empty directory, on disk when the call returns.
 
     epoch: the record of restarts of the machine; None if there was none. touched: bytes of the ring that are written now, in large pieces,
@@ -344,7 +344,7 @@ class SpoolFiles(Handle):
         self._descriptors.append(file)
         return file, writable
 
-    def _read_header(self) -> format.Header:
+    def _read_header(self) -> format.ControlHeader:
         path = self.path / format.CONTROL_FILE
         raw = system.port.read(self.control_fd, format.HEADER.size, 0)
         header = _checked(format.HEADER, raw, path, format.CONTROL_MAGIC)
