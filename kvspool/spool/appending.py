@@ -32,7 +32,7 @@ class Outdated(Exception):
     """The log was recovered after the values of a batch were packed. Nothing was appended; see `Appending.repack`."""
 
 
-class Batch(Protocol):
+class RingBatch(Protocol):
     """Records ready to be put into a ring."""
 
     @property
@@ -49,7 +49,7 @@ class Batch(Protocol):
     def end(self, writer: FrameWriter) -> int:
         """Under the append lock: return the position after the records if they are put now."""
 
-    def since(self, number: int) -> Batch:
+    def since(self, number: int) -> RingBatch:
         """Return the batch without its first records."""
 
 
@@ -131,7 +131,7 @@ def _repacked(value: bytes, codec: int, keys: keyed.Keys | None, packer: keyed.P
 class Appending:
     """One batch during its append. stored: the sequences of its published records, also after an error."""
 
-    def __init__(self, batch: Batch, kept: Kept | None = None) -> None:
+    def __init__(self, batch: RingBatch, kept: Kept | None = None) -> None:
         """kept: stores the state of a batch's producer."""
         self.stored = range(0)
         self.pinned: Pinned | None = None  # the error of the last attempt
@@ -178,7 +178,7 @@ class Appending:
         self._batch = batch = self._batch.repacked(packer)
         return measure(batch.keys, batch.values)[0]
 
-    def _left(self, first: int) -> Batch:
+    def _left(self, first: int) -> RingBatch:
         """Return the rest of the batch from sequence `first` on."""
         if not self.stored:
             return self._batch
@@ -186,7 +186,7 @@ class Appending:
             raise Pinned("a view pins the oldest records, and others have appended since the first piece of the batch")
         return self._batch.since(len(self.stored))
 
-    def _put(self, batch: Batch, writer: FrameWriter, first: int) -> None:
+    def _put(self, batch: RingBatch, writer: FrameWriter, first: int) -> None:
         if self._kept is None:
             batch.put(writer)
             writer.publish()

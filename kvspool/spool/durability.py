@@ -33,7 +33,7 @@ from kvspool.spool.spool_files import SpoolFiles
 from kvspool.system.handles import Handle
 
 
-class Flusher(Handle):
+class SpoolFlusher(Handle):
     """Flushes a log for one handle; all of its threads may use it."""
 
     def __init__(self, files: SpoolFiles) -> None:

@@ -32,10 +32,10 @@ class Memory(Protocol):
 
     def flush_control(self) -> None: ...
 
-    def update_producers(self, kept: list[Run], *, is_forced: bool) -> None: ...
+    def update_producers(self, kept: list[FrameRun], *, is_forced: bool) -> None: ...
 
 
-class Run(NamedTuple):
+class FrameRun(NamedTuple):
     """A row of sound frames, or a pad (no frames); see `FrameSurvey`."""
 
     start: int
@@ -45,6 +45,6 @@ class Run(NamedTuple):
     timestamp: int
     frames: int
 
-    def moved(self, by: int) -> Run:
+    def moved(self, by: int) -> FrameRun:
         """Return the run, moved by so many bytes."""
         return self._replace(start=self.start + by, end=self.end + by)

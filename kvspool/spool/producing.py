@@ -62,7 +62,7 @@ class ListedRows:
         )
 
 
-class Appending(Protocol):
+class ProducingSpool(Protocol):
     """What a spool does for its producers; see `kvspool.spool.Spool`."""
 
     path: Path
@@ -90,7 +90,7 @@ class Appending(Protocol):
 class SpoolProducing(Handle):
     """One spool, as its producers use it."""
 
-    def __init__(self, log: Appending) -> None:
+    def __init__(self, log: ProducingSpool) -> None:
         self._log = log
         self.path = log.path
         self.timeout = log.timeout

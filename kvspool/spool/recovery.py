@@ -53,7 +53,7 @@ from kvspool.errors import Poisoned, Unrecovered
 from kvspool.kernel import frames_py as frames
 from kvspool.kernel.frames import FrameReader
 from kvspool.spool import checkpoints, doubtful, epochs, format, lost_keys, restored, slots
-from kvspool.spool.memory import Memory, Run
+from kvspool.spool.memory import FrameRun, Memory
 from kvspool.system import logger
 
 if TYPE_CHECKING:
@@ -176,8 +176,8 @@ class Findings(NamedTuple):
     case: Case
     checkpoint: str
     state: checkpoints.State
-    kept: list[Run]
-    rejected: list[Run]
+    kept: list[FrameRun]
+    rejected: list[FrameRun]
     damaged: list[Damage]
     cut_records: int
     cut_bytes: int
@@ -190,9 +190,9 @@ def examine(memory: Memory, echo: int | None = None) -> Findings:
     given_out = checkpoint.next_seq  # possibly by a recovery, without a record after it
     checkpoint = published or checkpoint
     found, pads = _scan(memory, checkpoint)
-    left: list[Run] = []
-    unsure: list[Run] = []
-    runs: list[Run] = []
+    left: list[FrameRun] = []
+    unsure: list[FrameRun] = []
+    runs: list[FrameRun] = []
     for run in found:
         if published is not None and run.first >= published.next_seq or _crosses(run, checkpoint):
             left.append(run)
@@ -215,7 +215,7 @@ def examine(memory: Memory, echo: int | None = None) -> Findings:
         case = case._replace(name="as it was published", is_cut=False)
     known = max([given_out, checkpoint.next_seq, *(run.last + 1 for run in kept[-1:])])
     next_sequence = next_multiple(known)
-    first = kept[0] if kept else Run(tail, tail, next_sequence, 0, 0, 0)
+    first = kept[0] if kept else FrameRun(tail, tail, next_sequence, 0, 0, 0)
     return Findings(
         case,
         "none" if which is None else "AB"[which],
@@ -228,7 +228,9 @@ def examine(memory: Memory, echo: int | None = None) -> Findings:
     )
 
 
-def _decide(memory: Memory, checkpoint: format.Checkpoint, newest: Run | None, end: int, lap: str) -> tuple[Case, tuple[int, int] | None]:
+def _decide(
+    memory: Memory, checkpoint: format.Checkpoint, newest: FrameRun | None, end: int, lap: str
+) -> tuple[Case, tuple[int, int] | None]:
     """Return the case of a log that ends at a position with this run, and the end according to the control block."""
     recorded = _recorded(memory, end)
     case = decide(
@@ -247,16 +249,16 @@ def next_multiple(sequence: int) -> int:
     return -(-(sequence + SPARE) // STRIDE) * STRIDE
 
 
-def _scan(memory: Memory, checkpoint: format.Checkpoint) -> tuple[list[Run], list[Run]]:
+def _scan(memory: Memory, checkpoint: format.Checkpoint) -> tuple[list[FrameRun], list[FrameRun]]:
     """Return all runs and all pads that are not leftovers according to the checkpoint, once around the ring from its head on."""
     scanner = memory.scanner()
-    runs: list[Run] = []
-    pads: list[Run] = []
+    runs: list[FrameRun] = []
+    pads: list[FrameRun] = []
     position = checkpoint.head
     # Split each run at the end of the checkpoint, and at the end of the records synced before it.
     for stop in (max(checkpoint.head, checkpoint.synced), checkpoint.tail, checkpoint.head + memory.header.capacity):
         while scanner.next_run(position, stop, checkpoint.min_seq, checkpoint.next_seq):
-            run = Run(scanner.start, scanner.position, scanner.first, scanner.last, scanner.newest, scanner.frames)
+            run = FrameRun(scanner.start, scanner.position, scanner.first, scanner.last, scanner.newest, scanner.frames)
             if not run.frames:
                 pads.append(run)
             elif run.start < checkpoint.tail < run.end:
@@ -270,12 +272,12 @@ def _scan(memory: Memory, checkpoint: format.Checkpoint) -> tuple[list[Run], lis
     return runs, pads
 
 
-def _crosses(run: Run, checkpoint: format.Checkpoint) -> bool:
+def _crosses(run: FrameRun, checkpoint: format.Checkpoint) -> bool:
     """Return whether a run has a known frame that extends over the checkpoint's tail. A killed writer has put it."""
     return run.first < checkpoint.next_seq and run.start < checkpoint.tail < run.end
 
 
-def _is_doubtful(run: Run, checkpoint: format.Checkpoint, capacity: int) -> bool:
+def _is_doubtful(run: FrameRun, checkpoint: format.Checkpoint, capacity: int) -> bool:
     """Return whether a killed writer may have put a run before the checkpoint; see `doubtful`."""
     if run.first < checkpoint.next_seq:
         return False
@@ -283,12 +285,12 @@ def _is_doubtful(run: Run, checkpoint: format.Checkpoint, capacity: int) -> bool
     return checkpoint.synced <= run.start < checkpoint.tail and run.last - checkpoint.next_seq <= (capacity // frames.HEADER >> 2) + 2
 
 
-def _distance(run: Run, checkpoint: format.Checkpoint, capacity: int) -> int:
+def _distance(run: FrameRun, checkpoint: format.Checkpoint, capacity: int) -> int:
     """Return the minimum distance after the checkpoint's tail of a run that the checkpoint doesn't know."""
     return 0 if run.first < checkpoint.next_seq else (run.start - checkpoint.tail) % capacity
 
 
-def _newest(run: Run | None, checkpoint: format.Checkpoint) -> str:
+def _newest(run: FrameRun | None, checkpoint: format.Checkpoint) -> str:
     """Return the relation of the last sound frame, the last one of this run, to the checkpoint."""
     if run is None:
         return "none"
@@ -297,19 +299,19 @@ def _newest(run: Run | None, checkpoint: format.Checkpoint) -> str:
     return "last" if run.end == checkpoint.tail else "known"
 
 
-def _end(run: Run | None, checkpoint: format.Checkpoint, capacity: int) -> int:
+def _end(run: FrameRun | None, checkpoint: format.Checkpoint, capacity: int) -> int:
     """Return the least end of a log whose last sound frame is the last one of this run: the checkpoint's tail, or after it."""
     if run is None or run.first < checkpoint.next_seq:
         return checkpoint.tail
     return run.end if run.start >= checkpoint.tail else run.end + capacity
 
 
-def _into(run: Run, end: int, capacity: int) -> Run:
+def _into(run: FrameRun, end: int, capacity: int) -> FrameRun:
     """Return the run at its position in the lap that ends at position `end`."""
     return run.moved((end - 1 - run.start) // capacity * capacity)
 
 
-def _lap(runs: list[Run], newest: Run, end: int, checkpoint: format.Checkpoint, capacity: int) -> str:
+def _lap(runs: list[FrameRun], newest: FrameRun, end: int, checkpoint: format.Checkpoint, capacity: int) -> str:
     """Return whether the log continued for a lap after it first passed `end`, where its last sound frame ends; see `CONDITIONS`.
 
     It decides by frames that are then kept, and by bytes that are never erased, so that a repeated recovery decides the same.
@@ -329,16 +331,18 @@ def _lap(runs: list[Run], newest: Run, end: int, checkpoint: format.Checkpoint, 
     return "later" if newest.last - checkpoint.next_seq > (end - checkpoint.tail) // frames.HEADER else "doubtful"
 
 
-def _is_known(run: Run, end: int, checkpoint: format.Checkpoint, capacity: int) -> bool:
+def _is_known(run: FrameRun, end: int, checkpoint: format.Checkpoint, capacity: int) -> bool:
     """Return whether a run of the checkpoint still exists if the log ends at `end`."""
     return run.start >= end - capacity and run.end <= checkpoint.tail
 
 
-def _sort(memory: Memory, runs: list[Run], case: Case, tail: int, checkpoint: format.Checkpoint) -> tuple[list[Run], list[Run]]:
+def _sort(
+    memory: Memory, runs: list[FrameRun], case: Case, tail: int, checkpoint: format.Checkpoint
+) -> tuple[list[FrameRun], list[FrameRun]]:
     """Return the kept runs, in order, and the leftovers of earlier laps."""
     capacity = memory.header.capacity
-    rejected: list[Run] = []
-    found: list[Run] = []
+    rejected: list[FrameRun] = []
+    found: list[FrameRun] = []
     for run in runs:
         if run.first < checkpoint.next_seq:
             moved, counts = run, case.counts == "all" and _is_known(run, tail, checkpoint, capacity)
@@ -361,10 +365,10 @@ def _sort(memory: Memory, runs: list[Run], case: Case, tail: int, checkpoint: fo
     return kept, [*rejected, *again]
 
 
-def _ascending(memory: Memory, runs: list[Run]) -> tuple[list[Run], list[Run]]:
+def _ascending(memory: Memory, runs: list[FrameRun]) -> tuple[list[FrameRun], list[FrameRun]]:
     """Return the runs whose sequences ascend, and the parts of runs that come after a larger sequence."""
-    kept: list[Run] = []
-    rejected: list[Run] = []
+    kept: list[FrameRun] = []
+    rejected: list[FrameRun] = []
     for run in runs:
         again, further = _split(memory, run, kept[-1].last if kept else run.first - 1)
         rejected += again
@@ -372,13 +376,13 @@ def _ascending(memory: Memory, runs: list[Run]) -> tuple[list[Run], list[Run]]:
     return kept, rejected
 
 
-def _unannounced(pads: list[Run], kept: list[Run], capacity: int) -> list[Run]:
+def _unannounced(pads: list[FrameRun], kept: list[FrameRun], capacity: int) -> list[FrameRun]:
     """Return the pads that announce no kept run."""
     announced = {(run.start % capacity, run.first) for run in kept}
     return [pad for pad in pads if (pad.end % capacity, pad.first) not in announced]
 
 
-def _split(memory: Memory, run: Run, last: int) -> tuple[list[Run], list[Run]]:
+def _split(memory: Memory, run: FrameRun, last: int) -> tuple[list[FrameRun], list[FrameRun]]:
     """Return the part of a run up to the sequence `last`, and the part after it; each is one run or none."""
     if run.first > last:
         return [], [run]
@@ -415,7 +419,7 @@ def _has_made_room(memory: Memory, checkpoint: format.Checkpoint, tail: int) -> 
     return tail - checkpoint.head > memory.header.capacity or restored.head_echo(memory.front) > checkpoint.head
 
 
-def _damage(kept: list[Run], checkpoint: format.Checkpoint, tail: int, *, is_whole: bool) -> list[Damage]:
+def _damage(kept: list[FrameRun], checkpoint: format.Checkpoint, tail: int, *, is_whole: bool) -> list[Damage]:
     """Return the places where sequences are missing; before the first kept one only if nothing was overwritten since the checkpoint."""
     places = []
     position, sequence = checkpoint.head, checkpoint.min_seq
@@ -599,7 +603,7 @@ class FilesMemory:
     def flush_control(self) -> None:
         system.port.flush_data(self._files.control_fd)
 
-    def update_producers(self, kept: list[Run], *, is_forced: bool) -> None:
+    def update_producers(self, kept: list[FrameRun], *, is_forced: bool) -> None:
         """Remove records that are not kept from the producers' states, on disk."""
 
         def there(first: int, count: int) -> list[tuple[int, int]]:

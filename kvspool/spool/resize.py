@@ -37,7 +37,7 @@ from kvspool.kernel import frames_py as frames
 from kvspool.kernel import machine
 from kvspool.options import DURABILITIES
 from kvspool.spool import epochs, format, restored, search, slots, spool_files
-from kvspool.spool.durability import Flusher
+from kvspool.spool.durability import SpoolFlusher
 from kvspool.spool.reader import administering
 from kvspool.spool.spool_files import SpoolFiles
 from kvspool.system import disk, holders
@@ -303,6 +303,6 @@ class _Resizing:
     def _flush(self) -> None:
         """Flush the new pair."""
         try:
-            Flusher(self.new).flush_alone()
+            SpoolFlusher(self.new).flush_alone()
         except Poisoned as error:  # not of the log, but of its replacement
             raise error.__cause__ or error from None

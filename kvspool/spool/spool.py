@@ -56,9 +56,9 @@ from kvspool.producers import BatchTransaction, ColumnPieces
 from kvspool.reader import ReaderStats
 from kvspool.record import Codec, check_codec, decode, encode, encode_key, encode_keys, listed
 from kvspool.spool import epochs, format, producing, rates, recovery, restored, search, views
-from kvspool.spool.appending import Appending, Batch, Outdated, Prepared, Row, RowBatch
+from kvspool.spool.appending import Appending, Outdated, Prepared, RingBatch, Row, RowBatch
 from kvspool.spool.cursor import Cursor, Reading, end_of, refuse_vanished
-from kvspool.spool.durability import Flusher
+from kvspool.spool.durability import SpoolFlusher
 from kvspool.spool.reader import SpoolReader, delete, listing, slowest
 from kvspool.spool.repair import RepairReport, repair
 from kvspool.spool.spool_files import SpoolFiles
@@ -155,7 +155,7 @@ class Spool(Single, Log):
         self.durability = durability or DURABILITIES[files.header.durability]
         self.sync_interval = sync_interval or files.header.sync_interval / 1e9 or SYNC_INTERVAL
         self.is_durable = self.durability == "disk"
-        self._flusher: Flusher | None = None
+        self._flusher: SpoolFlusher | None = None
         self._background: Background | None = None
         self._process = -1  # that opened the writer
         self._thread_lock = threading.RLock()
@@ -266,7 +266,7 @@ class Spool(Single, Log):
     def _producing(self) -> producing.SpoolProducing:
         return producing.SpoolProducing(self)
 
-    def append_in_transaction(self, batch: Batch, transaction: BatchTransaction, timeout: float | None, durable: bool) -> None:
+    def append_in_transaction(self, batch: RingBatch, transaction: BatchTransaction, timeout: float | None, durable: bool) -> None:
         """Append a producer's batch under one lock; see `_write` and `kvspool.producers`."""
         transaction.appended = self._write(batch, timeout, durable, transaction)
 
@@ -560,7 +560,7 @@ class Spool(Single, Log):
         if self._writer is None:
             self._process = system.port.process_id()
             writer = files.writer(self._holder())
-            self._flusher = Flusher(files)
+            self._flusher = SpoolFlusher(files)
             if self.durability == "os":
                 self._background = Background(self._flusher, self.sync_interval, self.timeout)
             self._writer = writer  # last: if it is set everything is, also after an exception from a signal handler
@@ -570,7 +570,7 @@ class Spool(Single, Log):
             self._writer.look_at = now + frames.LOOK_EVERY
         return self._writer
 
-    def _open_flusher(self) -> Flusher:
+    def _open_flusher(self) -> SpoolFlusher:
         """Return the flusher for the files of the open writer. Raises Closed after an incomplete `close`."""
         if self._flusher is None:
             raise Closed(f"{self.path} was not closed completely; close it again")
@@ -580,7 +580,7 @@ class Spool(Single, Log):
         """Return the words that name this handle to waiters for its lock."""
         return system.port.random(16) + struct.pack("<4Q", *holders.ours())
 
-    def _write(self, batch: Batch, timeout: float | None, durable: bool, transaction: BatchTransaction | None = None) -> range:
+    def _write(self, batch: RingBatch, timeout: float | None, durable: bool, transaction: BatchTransaction | None = None) -> range:
         """Append a batch under one lock; see `Appending`. `durable`: and flush it. transaction: of a producer's batch."""
         timeout = self.timeout if timeout is None else timeout
         appending = Appending(batch, None if transaction is None else partial(self._kept, transaction))

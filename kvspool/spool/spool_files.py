@@ -184,7 +184,7 @@ def discard(building: Path) -> None:
         system.port.remove_directory(building)
 
 
-class Memory(NamedTuple):
+class MappedParts(NamedTuple):
     """The mapped parts of the two files. A view keeps its mapping alive, so its memory stays valid after the pair is closed."""
 
     front: memoryview  # the page before the ring, with the checkpoints
@@ -217,7 +217,7 @@ class SpoolFiles(Handle):
         self._guard = threading.RLock()  # a signal handler may interrupt
         self._users: list[int] = []  # threads, each once for every use
         self._key_table: KeyTable | None = None
-        self._memory: Memory | None = None
+        self._memory: MappedParts | None = None
         self._words = _NO_WORDS
         self._writable: mmap.mmap | None = None  # populated, until a writer takes it
         self._successor: SpoolFiles | None = None
@@ -273,7 +273,7 @@ class SpoolFiles(Handle):
         control_map = self._map(self.control_fd, self.header.control_bytes, self.can_ask)
         data_map = self._map(self.data_fd, format.DATA_START + self.header.capacity, writable=False)
         control, data = memoryview(control_map), memoryview(data_map)
-        self._memory = Memory(data[: format.DATA_START], data[format.DATA_START :], control)
+        self._memory = MappedParts(data[: format.DATA_START], data[format.DATA_START :], control)
         self._words = control.cast("Q")
         if self.header.codec == Codec.KEYED:
             self._key_table = self._open_key_table(control)
@@ -293,7 +293,7 @@ class SpoolFiles(Handle):
         return table
 
     @property
-    def memory(self) -> Memory:
+    def memory(self) -> MappedParts:
         """Return the mapped parts. Raises Closed."""
         memory = self._memory
         if memory is None:

@@ -380,7 +380,7 @@ def test_an_exception_in_the_first_append_leaves_a_handle_that_goes_on(log: Spoo
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("kvspool.spool.spool.Flusher", interrupted)
+        patch.setattr("kvspool.spool.spool.SpoolFlusher", interrupted)
         with pytest.raises(KeyboardInterrupt):
             log.append(b"x")
     assert log.append(b"y", durable=True) == 0
@@ -717,15 +717,15 @@ def test_hostile_words_of_a_sync_never_hang_a_reader_or_a_sync(log: Spool, hosti
 
 def test_the_thread_survives_that_the_process_has_no_descriptor_left_for_a_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failed = threading.Event()
-    flush = durability.Flusher.flush
+    flush = durability.SpoolFlusher.flush
 
-    def failing(flusher: durability.Flusher, timeout: float) -> None:
+    def failing(flusher: durability.SpoolFlusher, timeout: float) -> None:
         if not failed.is_set():
             failed.set()
             raise OSError(errno.EMFILE, "too many open files")
         flush(flusher, timeout)
 
-    monkeypatch.setattr(durability.Flusher, "flush", failing)
+    monkeypatch.setattr(durability.SpoolFlusher, "flush", failing)
     with kvspool.create(tmp_path / "log", capacity=4096, durability="os", sync_interval=0.01) as log:
         log.append(b"x")
         failed.wait(60)

@@ -43,7 +43,7 @@ from kvspool.record import Codec, Gap
 from kvspool.spool import checkpoints, durability, epochs, format, recovery, resize, search, slots
 from kvspool.spool.cursor import Cursor, Reading
 from kvspool.spool.keys import KeyTable
-from kvspool.spool.memory import Run
+from kvspool.spool.memory import FrameRun
 from kvspool.spool.reader import resume
 from kvspool.spool.repair import _makes_sense, mend
 from kvspool.system.descriptor import Descriptor
@@ -711,7 +711,7 @@ def check(disk: Disk, history: History, when: int, number: int) -> recovery.Find
     return found
 
 
-def joined(runs: list[Run]) -> list[list[int]]:
+def joined(runs: list[FrameRun]) -> list[list[int]]:
     """Return start, end and sequences of the runs, with those that touch made one."""
     out: list[list[int]] = []
     for run in runs:
