@@ -93,7 +93,7 @@ class Place(Protocol):
         """Store the word: number + 1 of a state, or 0."""
 
 
-class Rows(Protocol):
+class ProducerRows(Protocol):
     """Records to append, of any kind that the log takes."""
 
     count: int
@@ -101,7 +101,7 @@ class Rows(Protocol):
     def records(self) -> list[tuple[bytes | None, bytes, int, int]]:
         """Return key, value, type and codec of each, as they would be stored."""
 
-    def chosen(self, numbers: list[int]) -> Rows:
+    def chosen(self, numbers: list[int]) -> ProducerRows:
         """Return some of them, in order."""
 
 
@@ -118,11 +118,13 @@ class ProducerLog(Protocol):
     def sync(self, timeout: float | None) -> None:
         """Flush all appended records to disk."""
 
-    def prepared_rows(self, values: Iterable[Any], keys: Iterable[bytes | str | None] | None, type: int, timestamp: int | None) -> Rows: ...
+    def prepared_rows(
+        self, values: Iterable[Any], keys: Iterable[bytes | str | None] | None, type: int, timestamp: int | None
+    ) -> ProducerRows: ...
 
-    def column_rows(self, pieces: Pieces, codec: int) -> Rows: ...
+    def column_rows(self, pieces: Pieces, codec: int) -> ProducerRows: ...
 
-    def append_in_transaction(self, rows: Rows, transaction: BatchTransaction, timeout: float | None, durable: bool) -> None:
+    def append_in_transaction(self, rows: ProducerRows, transaction: BatchTransaction, timeout: float | None, durable: bool) -> None:
         """Append rows under one hold of the append lock, inside `transaction.kept`."""
 
     def change(self, change: Callable[[Place, int], int], timeout: float | None = None) -> int:
@@ -292,7 +294,7 @@ class Producer(Handle):
             )
         return None
 
-    def _append(self, rows: Rows, batch: int, timeout: float | None, durable: bool, changed: Changed) -> Stored:
+    def _append(self, rows: ProducerRows, batch: int, timeout: float | None, durable: bool, changed: Changed) -> Stored:
         deadline = system.port.monotonic() + (self._log.timeout if timeout is None else timeout)
         appended = range(0)
         while True:
@@ -325,7 +327,7 @@ class Producer(Handle):
             appended = transaction.appended or appended
             timeout = max(0.0, deadline - system.port.monotonic())
 
-    def _left(self, rows: Rows, state: ProducerState, changed: Changed) -> Rows:
+    def _left(self, rows: ProducerRows, state: ProducerState, changed: Changed) -> ProducerRows:
         """Return the rows of a batch that are not stored yet, if it is stored in part or has changed."""
         there: Counter[Any] = Counter()
         for first, count in state.runs:
@@ -415,7 +417,7 @@ class BatchTransaction:
 
 
 class ColumnPieces:
-    """Rows of record batches, for a log that takes columns. A spool uses `put` and `end`: see `kvspool.spool.appending.Batch`."""
+    """Rows of record batches, for a log that takes columns. A spool uses `put` and `end`: see `kvspool.spool.appending.RingBatch`."""
 
     packed = None  # no value refers to the log's key table
 
