@@ -281,7 +281,7 @@ def _sync_errors(stats: Any) -> Iterator[Check]:
             yield Check("disk", "fail", found, "it takes no more records; copy its records to a new log on a working disk")
 
 
-def _records(log: plugins.Log) -> Iterator[Check]:
+def _records(log: plugins.OpenLog) -> Iterator[Check]:
     """Read all of the log. Only damage is a fault of the stored records; other gaps have other causes."""
     count = 0
     lost: Counter[str] = Counter()
