@@ -36,7 +36,7 @@ from kvspool.errors import Corruption, NameNotDurable, Poisoned, SpoolFull
 from kvspool.kernel import frames_py as frames
 from kvspool.kernel import machine
 from kvspool.options import DURABILITIES
-from kvspool.spool import epochs, format, restored, search, slots, spool_files
+from kvspool.spool import creation, epochs, format, restored, search, slots
 from kvspool.spool.durability import SpoolFlusher
 from kvspool.spool.reader import administering
 from kvspool.spool.spool_files import SpoolFiles
@@ -50,7 +50,7 @@ BATCH = 256  # records copied at once
 NEARLY = 1 << 20  # bytes; at most so many are left to copy while writers wait
 ROUNDS = 8  # of copying records appended meanwhile; then writers wait for the rest
 _SUFFIX = ".resize"  # of the temporary name
-_NAMES = {format.CONTROL_FILE, format.DATA_FILE, format.LOCK_FILE, *spool_files.PRODUCER_FILES}
+_NAMES = {format.CONTROL_FILE, format.DATA_FILE, format.LOCK_FILE, *creation.PRODUCER_FILES}
 
 Progress = Callable[[int, int], None]
 
@@ -92,9 +92,9 @@ def resize(live: Callable[[], SpoolFiles], capacity: int, timeout: float, progre
             if isinstance(error, OSError) and not isinstance(error, NameNotDurable):
                 error.add_note(f"while resizing the spool {path} to {capacity} bytes")
             if old.is_in_place():
-                spool_files.discard(building)  # otherwise it is the old log, which the next resize removes
+                creation.discard(building)  # otherwise it is the old log, which the next resize removes
             raise
-        spool_files.discard(building)
+        creation.discard(building)
         return done
 
 
@@ -111,7 +111,7 @@ def _remove_leftovers(path: Path) -> None:
     if left:
         disk.flush_directory(path.parent)  # they may be the old files, and on disk still have the log's name
     for name in left:
-        spool_files.discard(path.parent / name)
+        creation.discard(path.parent / name)
 
 
 def _is_leftover(name: str, path: Path) -> bool:
@@ -130,8 +130,8 @@ def _build(old: SpoolFiles, building: Path, log_id: bytes, capacity: int) -> _Re
     )
     epoch = epochs.newest(old.control, old.header.log_id)
     system.port.make_directory(building, 0o700)
-    touched = spool_files.touchable(capacity) if DURABILITIES[old.header.durability] != "disk" else 0
-    spool_files.fill(building, header, 0o600, None if epoch is None else epoch[1], touched)
+    touched = creation.touchable(capacity) if DURABILITIES[old.header.durability] != "disk" else 0
+    creation.fill(building, header, 0o600, None if epoch is None else epoch[1], touched)
     lock_file = format.LOCK_FILE if old.header.resizes else format.CONTROL_FILE
     system.port.link(old.path / lock_file, building / format.LOCK_FILE)
     for name in (format.DATA_FILE, format.CONTROL_FILE, ""):

@@ -21,7 +21,7 @@ from kvspool.errors import Corruption, LogNotFound, NotALog
 from kvspool.kernel import frames_py as frames
 from kvspool.kernel.frames import FrameReader, FrameSurvey
 from kvspool.record import STRUCTURED, Codec
-from kvspool.spool import format, spool_files
+from kvspool.spool import creation, format
 from kvspool.spool.appending import Prepared
 from kvspool.spool.keys import KeyTable
 from kvspool.spool.spool import Spool
@@ -82,14 +82,14 @@ def salvage(
         filesystems.refuse_unsafe(goal.parent)
         with _ring(fd, min(size, found.capacity), found.log_id) as ring:
             capacity = _capacity(ring, max(found.capacity, size))
-            made = spool_files.create(
+            made = creation.create(
                 goal,
                 capacity=capacity,
                 codec=found.codec,
                 mode=status.st_mode & 0o666 | 0o600,
                 policy=found.policy,
                 reader_expiry=found.reader_expiry,
-                touched=spool_files.touchable(capacity),
+                touched=creation.touchable(capacity),
             )
             with Spool(made, is_new=True) as log:
                 if made.key_table is not None:
