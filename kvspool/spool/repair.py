@@ -25,6 +25,7 @@ from kvspool import system
 from kvspool.errors import Corruption
 from kvspool.kernel import frames_py as frames
 from kvspool.spool import checkpoints, recovery, verify
+from kvspool.spool.findings import Findings
 from kvspool.spool.memory import Memory
 from kvspool.spool.spool_files import SpoolFiles
 
@@ -67,7 +68,7 @@ def repair(path: str | os.PathLike[str], *, timeout: float = TIMEOUT) -> RepairR
         files.close()
 
 
-def mend(memory: Memory, boot_id: bytes, now: int) -> recovery.Findings | None:
+def mend(memory: Memory, boot_id: bytes, now: int) -> Findings | None:
     """Under all locks: repair the log; return the findings if the control block had to be recreated.
 
     Raises the system's OSError; the log is poisoned then.

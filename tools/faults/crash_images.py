@@ -40,7 +40,7 @@ from kvspool.errors import Corruption, SpoolFull, TooLarge
 from kvspool.kernel import frames, frames_py, group_py, machine
 from kvspool.keyed import Packer
 from kvspool.record import Codec, Gap
-from kvspool.spool import checkpoints, durability, epochs, format, recovery, resize, search, slots
+from kvspool.spool import checkpoints, durability, epochs, findings, format, recovery, resize, search, slots
 from kvspool.spool.cursor import Cursor, Reading
 from kvspool.spool.keys import KeyTable
 from kvspool.spool.memory import FrameRun
@@ -679,7 +679,7 @@ class Life:
         return Moments(when < self.recovered, is_in_resize, is_between, is_new, is_in_repair)
 
 
-def check(disk: Disk, history: History, when: int, number: int) -> recovery.Findings:
+def check(disk: Disk, history: History, when: int, number: int) -> findings.Findings:
     """Recover a disk, and compare it with the history; AssertionError says what is wrong."""
     boot = boot_id(number)
     found = recovery.recover(disk, boot, 1)  # type: ignore[arg-type]
@@ -704,7 +704,7 @@ def check(disk: Disk, history: History, when: int, number: int) -> recovery.Find
         place = resume(disk.reader(0, 0), slot.name, commit)
         rest = account(disk.read(place), commit.sequence, found.state.next_seq, history)
         assert rest[0] | rest[1] == {sequence for sequence in got | brought_up if sequence >= commit.sequence}
-    again = recovery.examine(disk)  # type: ignore[arg-type]
+    again = findings.examine(disk)  # type: ignore[arg-type]
     assert again.rejected == [], "a leftover could be found again"
     assert again.state[:3] == found.state[:3] or not found.kept
     assert joined(again.kept) == joined(found.kept)
