@@ -43,7 +43,7 @@ UPWARD = {
     ("kvspool.log", "kvspool.arrow"),
     ("kvspool.log", "kvspool.transfer.exchange"),
     *(("kvspool.log", f"kvspool.journal.{name}") for name in "archive journal repair retention trim verify".split()),
-    *(("kvspool.log", f"kvspool.spool.{name}") for name in "repair resize spool verify".split()),
+    *(("kvspool.log", f"kvspool.spool.{name}") for name in "repair resize stats verify".split()),
 }
 CIRCULAR: set[Edge] = {
     ("kvspool.journal.format", "kvspool.journal.columns"),

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import errno
 import threading
-from contextlib import suppress
 
 from kvspool import system
 from kvspool.engine import flushing
@@ -91,13 +90,8 @@ class SpoolFlusher(Handle):
         at, raw = checkpoints.successor(self.files.front, self.files.header, state, synced, self._boot_id)
         self._flush_file(self.files.data_fd, raw, at)
         checkpoints.announce(self.files.control, state)
-        self._ring()
-
-    def _ring(self) -> None:
-        """Wake readers that wait for synced records. A reader that misses it polls, so errors don't matter."""
-        if self._words.ring_bell():
-            with suppress(OSError):
-                self.files.wake()
+        if self._words.ring_bell():  # a reader waits for synced records
+            self.files.wake()
 
     def _flush_file(self, fd: int, data: bytes = b"", at: int = 0) -> None:
         """Write `data` at `at` of a file, and flush the file. A failure poisons the log; OSError if this process may not write there."""

@@ -286,17 +286,21 @@ def ensure_true(files: SpoolFiles, timeout: float) -> RecoveryReport | None:
     """Ensure that the pair's control block is true: recover the log if it is not. Every opener does this first.
 
     Returns the report if anything was to be done. Raises Unrecovered without write permission; LockTimeout if another process's recovery
-    takes longer than `timeout` seconds; Poisoned if the disk fails.
+    takes longer than `timeout` seconds; Poisoned if the disk fails. The files are closed after an error.
     """
-    boot_id = system.port.boot_id()
-    if is_true(files, boot_id):
-        return None
-    if not files.is_writable:
-        is_older = restored.is_older(files.front, files.control)
-        why = f"{format.CONTROL_FILE} is an older copy" if is_older else "the machine was restarted since the log was written"
-        raise Unrecovered(f"{files.path}: {why}; let a user with write permission open it once") from files.refusal("recover")
-    with exclusively(files, timeout):
-        return None if is_true(files, boot_id) else recover_files(files, boot_id)
+    try:
+        boot_id = system.port.boot_id()
+        if is_true(files, boot_id):
+            return None
+        if not files.is_writable:
+            is_older = restored.is_older(files.front, files.control)
+            why = f"{format.CONTROL_FILE} is an older copy" if is_older else "the machine was restarted since the log was written"
+            raise Unrecovered(f"{files.path}: {why}; let a user with write permission open it once") from files.refusal("recover")
+        with exclusively(files, timeout):
+            return None if is_true(files, boot_id) else recover_files(files, boot_id)
+    except BaseException:
+        files.close()
+        raise
 
 
 def is_true(files: SpoolFiles, boot_id: bytes) -> bool:

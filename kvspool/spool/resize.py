@@ -24,7 +24,7 @@ import errno
 import os
 import struct
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -204,8 +204,7 @@ class _Resizing:
                     old_words[frames.MOVED] = 0
                 raise
             self.reader.rouse()  # all readers wake and sleep again on the new one
-            with suppress(OSError):
-                self.old.wake()
+            self.old.wake()
             disk.flush_directory(path.parent, done=f"{path} was resized to {self.capacity} bytes")
             self.words[frames.MOVED] = 0
         return done

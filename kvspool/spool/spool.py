@@ -20,14 +20,14 @@ from __future__ import annotations
 import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from kvspool import system
-from kvspool.engine import locks, producer_table, times
+from kvspool.engine import locks
 from kvspool.engine.background import SYNC_INTERVAL, Background
 from kvspool.engine.iteration import Iterations
 from kvspool.errors import (
@@ -43,7 +43,6 @@ from kvspool.errors import (
     Poisoned,
     Reentered,
     SpoolFull,
-    TooLarge,
     appended_by,
     say_what_is_stored,
 )
@@ -54,14 +53,15 @@ from kvspool.log import Log
 from kvspool.options import DURABILITIES, TIMEOUT, Durability, Isolation, Progress, Start, check_sequence
 from kvspool.producers import BatchTransaction, ColumnPieces
 from kvspool.reader import ReaderStats
-from kvspool.record import Codec, check_codec, decode, encode, encode_key, encode_keys, listed
-from kvspool.spool import epochs, format, producing, rates, recovery, restored, search, views
-from kvspool.spool.appending import Appending, Outdated, Prepared, RingBatch, Row, RowBatch
+from kvspool.record import Codec, check_codec, decode, encode, encode_key, listed
+from kvspool.spool import format, producing, recovery, search, views
+from kvspool.spool.appending import Appending, Kept, Outdated, Prepared, RingBatch, Row, RowBatch, check_fields, prepared, refuse_larger
 from kvspool.spool.cursor import Cursor, Reading, end_of, refuse_vanished
 from kvspool.spool.durability import SpoolFlusher
 from kvspool.spool.reader import SpoolReader, delete, listing, slowest
 from kvspool.spool.repair import RepairReport, repair
 from kvspool.spool.spool_files import SpoolFiles
+from kvspool.spool.stats import SpoolStats, stats
 from kvspool.spool.verify import VerifyReport, verify_files
 from kvspool.system import forks, holders
 
@@ -75,44 +75,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 CAPABILITIES = frozenset(("codecs", "keys", "producers", "resize", "timestamps", "types"))
 PATIENCE = 5_000_000  # most ns that one step waits for the append lock: signal handlers are delayed for that time
-
-
-class SpoolStats(msgspec.Struct, frozen=True):
-    """The contents of a spool at one moment.
-
-    capacity, used: bytes of the ring, in all and with frames in them. first_sequence: of the oldest record; next_sequence: of the next one
-    to be appended. first_timestamp, last_timestamp, created: ns since the Unix epoch, 0 if there is no record. synced_sequence: every
-    record below it is on disk; unsynced_records, unsynced_bytes: from there on. reader_expiry: seconds, 0 for never. durability: the level
-    of this handle; sync_interval: seconds, for the level "os". sync_error: errno of the first failed flush, 0 if there was none. rates: of
-    appends and Gaps. recoveries: how often the log was recovered after a restart of the machine; recovered: the last time, ns since the
-    Unix epoch, 0 for never; lost_records, lost_bytes: records of the control block that the last recovery did not find.
-    """
-
-    path: str
-    format: str
-    log_id: str
-    policy: str
-    reader_expiry: float
-    codec: str
-    capacity: int
-    used: int
-    records: int
-    first_sequence: int
-    next_sequence: int
-    first_timestamp: int
-    last_timestamp: int
-    durability: str
-    sync_interval: float
-    synced_sequence: int
-    unsynced_records: int
-    unsynced_bytes: int
-    sync_error: int
-    created: int
-    rates: rates.Rates
-    recoveries: int = 0
-    recovered: int = 0
-    lost_records: int = 0
-    lost_bytes: int = 0
 
 
 class Spool(Single, Log):
@@ -146,9 +108,8 @@ class Spool(Single, Log):
         Single.__init__(self)
         self.path = files.path
         self.timeout = timeout
-        self.recovery = None if is_new else _recovered_or_closed(files, timeout)
+        self.recovery = None if is_new else recovery.ensure_true(files, timeout)
         self._files: SpoolFiles | None = files
-        self._log_id = files.header.log_id  # of these files
         self._origin = files.origin
         self._codec = Codec(files.header.codec)
         self._packer = self._new_packer(files)
@@ -185,7 +146,7 @@ class Spool(Single, Log):
             value, codec = encode(value, self._codec, None if packer is None else packer.pack)
         if key is not None or type or timestamp is not None:
             key = encode_key(key)
-            _check(key, type, timestamp)
+            check_fields(key, type, timestamp)
         writer = self._writer
         if writer is not None and writer.is_one_step:
             era = -1 if packer is None else packer.era
@@ -215,7 +176,7 @@ class Spool(Single, Log):
         many_keys: Any = keys if keys is None or keys.__class__ is list else listed(keys, "keys")
         writer = self._writer
         if writer is not None and writer.is_one_step and not durable and not self.is_durable:
-            _check(None, type, timestamp)
+            check_fields(None, type, timestamp)
             appended = writer.append_many(many_keys, many, type, -1 if timestamp is None else timestamp)
             if appended is not None:
                 if writer.has_watchers:
@@ -226,20 +187,9 @@ class Spool(Single, Log):
     def prepare(
         self, values: Iterable[Any], keys: Iterable[bytes | str | None] | None = None, type: int = 0, timestamp: int | None = None
     ) -> Prepared:
-        values = listed(values)  # our own list: it can't change while we wait for the lock
-        stored_keys: Any = None if keys is None else listed(keys, "keys")
-        _check(None, type, timestamp)
-        codecs = packed = None
-        longest, stored = measure(stored_keys, values)
-        if longest < 0:
-            stored_keys = encode_keys(stored_keys)
-            _check_keys(stored_keys, values)
-            packer = self._packer
-            packed = None if packer is None else packer.keys
-            values, codecs = _encode_all(values, self._codec, None if packer is None else packer.pack)
-            longest, stored = measure(stored_keys, values)
+        batch, longest = prepared(values, keys, type, timestamp, self._codec, self._packer)
         self.refuse_larger(longest)
-        return Prepared(stored_keys, values, type, codecs or bytes(len(values)), -1 if timestamp is None else timestamp, stored, packed)
+        return batch
 
     def append_prepared(self, batch: Prepared, timeout: float | None = None, durable: bool = False) -> range:
         return self._write(batch, timeout, durable)
@@ -249,26 +199,16 @@ class Spool(Single, Log):
 
         Values of codec KEYED are packed with this log's key table, or stored as MessagePack if it has none. Raises Undecodable, too.
         """
-        for row in rows:
-            _check(row.key, row.type, None if row.timestamp < 0 else row.timestamp)
-        packer = self._packer
-        batch = RowBatch([self._repacked(row, packer) for row in rows], None if packer is None else packer.keys)
+        batch = RowBatch.of(rows, self._codec, self._packer)
         self.refuse_larger(measure(batch.keys, batch.values)[0])
         return self._write(batch, timeout, False)
-
-    def _repacked(self, row: Row, packer: Packer | None) -> Row:
-        if row.codec != Codec.KEYED:
-            return row
-        if packer is None:
-            return row._replace(codec=Codec.MSGPACK)
-        return row._replace(value=encode(decode(row.value, Codec.MSGPACK, None), self._codec, packer.pack)[0])
 
     def _producing(self) -> producing.SpoolProducing:
         return producing.SpoolProducing(self)
 
     def append_in_transaction(self, batch: RingBatch, transaction: BatchTransaction, timeout: float | None, durable: bool) -> None:
         """Append a producer's batch under one lock; see `_write` and `kvspool.producers`."""
-        transaction.appended = self._write(batch, timeout, durable, transaction)
+        transaction.appended = self._write(batch, timeout, durable, lambda first: transaction.kept(first, producing.Place.of(self._live())))
 
     def change_producers(self, change: Callable[[producing.Place, int], int], timeout: float | None = None) -> int:
         """Under the append lock: change the list of producers; `change` gets its location and the next sequence. Return its result.
@@ -315,15 +255,10 @@ class Spool(Single, Log):
     def check_columns(self, parts: list[Columns], codec: int) -> None:
         """Raise TooLarge if a row doesn't fit into this log, ValueError for an invalid codec."""
         check_codec(codec)
-        capacity = self._live().header.capacity
-        largest = max((part.largest for part in parts), default=0)
-        if _stored(largest) > format.largest_frame(capacity):
-            raise TooLarge(_too_large(largest, capacity))
+        self.refuse_larger(max((part.largest for part in parts), default=0))
 
     def sync(self, timeout: float | None = None) -> int:
-        with self._thread_lock:
-            self._open_writer()
-            flusher = self._open_flusher()
+        flusher = self._open_flusher()
         sequence = flusher.sync(self.timeout if timeout is None else timeout)
         # Records from before a resize are on disk, too, but perhaps not those appended since.
         return sequence if self._live() is flusher.files else self.sync(timeout)
@@ -377,37 +312,7 @@ class Spool(Single, Log):
     # Maintenance.
 
     def stats(self) -> SpoolStats:
-        files = self._live()
-        reader = files.reader(0, 0)
-        synced, synced_sequence = reader.word(format.SYNCED), reader.word(format.SYNCED_SEQ)
-        position, first = search.find(reader, "earliest")
-        tail, next_sequence, last = reader.mark()
-        reader.walk(position, tail, 0, 0)
-        first_timestamp = reader.timestamp if position < tail else 0
-        return SpoolStats(
-            path=str(self.path),
-            format="spool",
-            log_id=self._origin.hex(),
-            policy=format.POLICIES[files.header.policy],
-            reader_expiry=files.header.reader_expiry / 1e9,
-            codec=self._codec.name.lower(),
-            capacity=files.header.capacity,
-            used=tail - position,
-            records=search.count(reader, first, (tail, next_sequence)),
-            first_sequence=first,
-            next_sequence=next_sequence,
-            first_timestamp=first_timestamp,
-            last_timestamp=last,
-            durability=self.durability,
-            sync_interval=self.sync_interval if self.durability == "os" else 0.0,
-            synced_sequence=synced_sequence,
-            unsynced_records=max(0, next_sequence - max(synced_sequence, first)),
-            unsynced_bytes=max(0, tail - max(synced, position)),
-            sync_error=reader.word(frames.SYNC_ERROR),
-            created=files.header.created,
-            rates=rates.rates(files.control.cast("Q"), system.port.now()),
-            **_recovered(files),
-        )
+        return stats(self._live(), self.durability, self.sync_interval)
 
     def verify(self, progress: Progress | None = None) -> VerifyReport:
         return verify_files(self._live(), progress)
@@ -532,7 +437,6 @@ class Spool(Single, Log):
                 return self._files or files
             # Iterators still read from the old files, which close with the last of them. All of their records are on disk.
             self._writer = self._flusher = self._background = None
-            self._log_id = successor.header.log_id
             self._files = successor
             return successor
 
@@ -543,10 +447,9 @@ class Spool(Single, Log):
         if files.origin != self._origin:
             files.close()
             raise MismatchedFiles(f"{self.path} is no longer the log that was open before the fork")
-        _recovered_or_closed(files, self.timeout)
+        recovery.ensure_true(files, self.timeout)
         # Iterators from before the fork still read from the old pair, which closes with the last of them.
         self._writer = None
-        self._log_id = files.header.log_id
         self._files = files
         self._is_forked = False
 
@@ -559,7 +462,8 @@ class Spool(Single, Log):
             files = self._live()
         if self._writer is None:
             self._process = system.port.process_id()
-            writer = files.writer(self._holder())
+            # The words that name this handle to waiters for its lock.
+            writer = files.writer(system.port.random(16) + struct.pack("<4Q", *holders.ours()))
             self._flusher = SpoolFlusher(files)
             if self.durability == "os":
                 self._background = Background(self._flusher, self.sync_interval, self.timeout)
@@ -571,19 +475,17 @@ class Spool(Single, Log):
         return self._writer
 
     def _open_flusher(self) -> SpoolFlusher:
-        """Return the flusher for the files of the open writer. Raises Closed after an incomplete `close`."""
-        if self._flusher is None:
-            raise Closed(f"{self.path} was not closed completely; close it again")
-        return self._flusher
+        """Return the flusher for the files of the writer, which is opened if necessary. Raises Closed after an incomplete `close`."""
+        with self._thread_lock:
+            self._open_writer()
+            if self._flusher is None:
+                raise Closed(f"{self.path} was not closed completely; close it again")
+            return self._flusher
 
-    def _holder(self) -> bytes:
-        """Return the words that name this handle to waiters for its lock."""
-        return system.port.random(16) + struct.pack("<4Q", *holders.ours())
-
-    def _write(self, batch: RingBatch, timeout: float | None, durable: bool, transaction: BatchTransaction | None = None) -> range:
-        """Append a batch under one lock; see `Appending`. `durable`: and flush it. transaction: of a producer's batch."""
+    def _write(self, batch: RingBatch, timeout: float | None, durable: bool, kept: Kept | None = None) -> range:
+        """Append a batch under one lock; see `Appending`. `durable`: and flush it."""
         timeout = self.timeout if timeout is None else timeout
-        appending = Appending(batch, None if transaction is None else partial(self._kept, transaction))
+        appending = Appending(batch, kept)
         try:
             appended = self._wait_for_room(appending, timeout)
             if (durable or self.is_durable) and appended:
@@ -592,8 +494,7 @@ class Spool(Single, Log):
         except BaseException as error:
             if not appending.stored or appended_by(error):
                 raise
-            advice = AGAIN if transaction is not None else DO_NOT_REPEAT
-            say_what_is_stored(error, appending.stored, batch.rows, advice)
+            say_what_is_stored(error, appending.stored, batch.rows, DO_NOT_REPEAT if kept is None else AGAIN)
             raise
 
     def _wait_for_room(self, appending: Appending, timeout: float) -> range:
@@ -624,18 +525,10 @@ class Spool(Single, Log):
             system.port.sleep(min(pause, left))
             pause = min(pause * 1.5, locks.LONGEST_PAUSE)
 
-    def _kept(self, transaction: BatchTransaction, first: int) -> AbstractContextManager[bool]:
-        """Under the lock: store the producer's state for its batch, around the `with` block."""
-        return transaction.kept(first, producing.Place.of(self._live()))
-
     def _flush(self, appended: range, timeout: float | None) -> None:
         """Return when the appended records are on disk. Raises Poisoned, or NotDurable for any other error."""
         try:
-            flusher = self._flusher
-            if flusher is None:  # after a resize, or a close by another thread
-                with self._thread_lock:
-                    self._open_writer()
-                    flusher = self._open_flusher()
+            flusher = self._flusher or self._open_flusher()  # none after a resize, or a close by another thread
             flusher.flush_below(appended.stop, self.timeout if timeout is None else timeout)
         except Poisoned as error:
             error.appended = appended  # type: ignore[attr-defined]
@@ -654,7 +547,7 @@ class Spool(Single, Log):
                 files = self._live()
                 try:
                     attempt = partial(writer.locked, partial(self._resolved, files, work))
-                    done: T = locks.wait_for(attempt, left, partial(self._describe_holder, files), partial(locks.rest, writer.lock))
+                    done: T = locks.wait_for(attempt, left, files.describe_owner, partial(locks.rest, writer.lock))
                 except Moved:
                     if self._live() is files:
                         refuse_vanished(files)
@@ -669,10 +562,8 @@ class Spool(Single, Log):
 
     def _resolved(self, files: SpoolFiles, work: Callable[[FrameWriter], T], writer: FrameWriter) -> T:
         """Under the append lock: do the work, after resolving a producer's batch that a killed process has left."""
-        pending = writer.word(frames.PENDING)
-        if pending and not writer.word(frames.MOVED):
-            producer_table.resolve(files.path, files.origin, pending - 1, writer.mark()[1])
-            producing.Place.of(files).set_pending(0)
+        if writer.word(frames.PENDING) and not writer.word(frames.MOVED):
+            files.resolve_pending()
         return work(writer)
 
     def ring(self, writer: FrameWriter) -> None:
@@ -680,26 +571,11 @@ class Spool(Single, Log):
         writer.has_watchers = False
         files = self._files
         if files is not None:
-            with files.in_use() as is_open, suppress(OSError):
-                if is_open:
-                    files.wake()
-
-    def _describe_holder(self, files: SpoolFiles) -> str:
-        """Name the last owner of the append lock: a hint, since it may have changed meanwhile."""
-        reader = files.reader(0, 0)
-        words = [reader.word(frames.HOLDER + 2 + at) for at in range(4)]
-        who = holders.describe(words)
-        if not files.append_lock.is_gate_open():
-            return (
-                f"handles of the compiled kvspool have {self.path} open; the last writer was {who}. This process runs the interpreted one, "
-                f"which appends only while they are closed: build its extension (python setup.py build_ext --inplace), or install a wheel"
-            )
-        return f"{self.path} is locked by {who}"
+            files.wake()
 
     def refuse_larger(self, content: int) -> None:
         """Raise TooLarge for a record with so many bytes of key and value that it doesn't fit into this log."""
-        if _stored(content) > format.largest_frame(self.capacity):
-            raise TooLarge(_too_large(content, self.capacity))
+        refuse_larger(content, self.capacity)
 
     def _new_packer(self, files: SpoolFiles) -> Packer | None:
         """Return a packer with the present key table; None if the log has none."""
@@ -712,75 +588,13 @@ class Spool(Single, Log):
         Return none if the log was recovered after the table became `known`: keys then stay in the values, until they are packed again.
         """
         with self._thread_lock:
-            self._open_writer()
             flusher = self._open_flusher()
             files, table = flusher.files, flusher.files.key_table
             assert table is not None
             if table.era != known.era:
                 return {}
-            table.look()
-            if not table.is_full and any(key not in table.indexes for key in keys):
-                with locks.held(files.lock, format.KEYS_LOCK, self.timeout, lambda: "another process adds keys"):
-                    is_ours = not files.may_have_moved or files.is_in_place()
-                    # A key table restored from a copy gets no key before a recovery: the next append refuses it.
-                    if is_ours and not restored.is_older(files.front, files.control):
-                        table.add(keys, flusher.flush_control)
-                if not is_ours and self._live() is not files:
-                    return self._intern(known, keys)
+            if not files.add_keys(table, keys, flusher.flush_control, self.timeout) and self._live() is not files:
+                return self._intern(known, keys)
             if table.keys is not known:  # of other files: since a fork, for example
                 known.names.update(table.keys.names)
             return table.indexes
-
-
-def _recovered_or_closed(files: SpoolFiles, timeout: float) -> recovery.RecoveryReport | None:
-    """Recover the log if the machine was restarted; see `recovery.ensure_true`. The files are closed if that fails."""
-    try:
-        return recovery.ensure_true(files, timeout)
-    except BaseException:
-        files.close()
-        raise
-
-
-def _recovered(files: SpoolFiles) -> dict[str, int]:
-    """Return the fields of SpoolStats about the last recovery."""
-    found = epochs.newest(files.control, files.header.log_id)
-    names = ("recoveries", "recovered", "lost_records", "lost_bytes")
-    return {name: 0 if found is None else getattr(found[1], name) for name in names}
-
-
-def _check(key: bytes | None, type: int, timestamp: int | None) -> None:
-    """Raise for arguments that don't fit into a frame."""
-    if key is not None:
-        if key.__class__ is not bytes:  # no subclass either: the loops copy bytes alone
-            raise TypeError(f"a key is bytes, str or None, not {key.__class__.__name__}")
-        if len(key) > format.LARGEST_KEY:
-            raise TooLarge(f"a key of {len(key)} bytes; at most {format.LARGEST_KEY} are possible")
-    if not 0 <= type <= 255:
-        raise ValueError(f"a type is 0..255, not {type}")
-    if timestamp is not None:
-        times.check(timestamp)
-
-
-def _check_keys(keys: list[Any] | None, values: list[Any]) -> None:
-    """Raise for invalid keys, or a wrong number of them."""
-    if keys is None:
-        return
-    if len(values) != len(keys):
-        raise ValueError(f"{len(values)} values, but {len(keys)} keys")
-    for key in keys:
-        _check(key, 0, None)
-
-
-def _encode_all(values: list[Any], structured: Codec, pack: Callable[[Any], bytes] | None) -> tuple[list[bytes], bytes]:
-    """Return the stored bytes of all values, and one byte with the codec of each."""
-    pairs = [encode(value, structured, pack) for value in values]
-    return [value for value, _ in pairs], bytes(codec for _, codec in pairs)
-
-
-def _stored(content: int) -> int:
-    return (frames.HEADER + content + 7) & ~7
-
-
-def _too_large(content: int, capacity: int) -> str:
-    most = format.largest_frame(capacity)
-    return f"a record of {content} bytes takes {_stored(content)} with its header; a ring of {capacity} bytes holds at most {most}"

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvspool import system
-from kvspool.engine import producer_table
+from kvspool.engine import locks, producer_table
 from kvspool.errors import (
     Closed,
     Corruption,
@@ -34,10 +34,10 @@ from kvspool.kernel.frames import FrameReader, FrameSurvey, FrameWriter
 from kvspool.kernel.lock import AppendLock
 from kvspool.options import DURABILITIES
 from kvspool.record import STRUCTURED, Codec
-from kvspool.spool import format, rates
+from kvspool.spool import format, rates, restored
 from kvspool.spool.headers import check_capacity, checked
 from kvspool.spool.keys import KeyTable
-from kvspool.system import disk, filesystems, forks
+from kvspool.system import disk, filesystems, forks, holders
 from kvspool.system.descriptor import Descriptor
 from kvspool.system.handles import Handle
 
@@ -422,8 +422,23 @@ class SpoolFiles(Handle):
             return _is_same(system.port.status(ours), system.port.status(fd))
 
     def wake(self) -> None:
-        """Wake sleepers on inotify: it reports a write to the file, but no store through a mapping."""
-        system.port.write(self.control_fd, b"\1", format.WAKE_AT)
+        """Wake sleepers on inotify: it reports a write to the file, but no store through a mapping. Readers also poll, so errors don't
+        matter.
+        """
+        with self.in_use() as is_open, suppress(OSError):
+            if is_open:
+                system.port.write(self.control_fd, b"\1", format.WAKE_AT)
+
+    def describe_owner(self) -> str:
+        """Name the last owner of the append lock: a hint, since it may have changed meanwhile."""
+        reader = self.reader(0, 0)
+        who = holders.describe([reader.word(frames.HOLDER + 2 + at) for at in range(4)])
+        if not self.append_lock.is_gate_open():
+            return (
+                f"handles of the compiled kvspool have {self.path} open; the last writer was {who}. This process runs the interpreted one, "
+                f"which appends only while they are closed: build its extension (python setup.py build_ext --inplace), or install a wheel"
+            )
+        return f"{self.path} is locked by {who}"
 
     def count_gap(self) -> None:
         """Count a Gap returned to a reader, if we may write."""
@@ -435,14 +450,30 @@ class SpoolFiles(Handle):
         """Under all locks, during a resize: copy the list of producers to the new files, on disk, after resolving the leftovers of a killed
         process.
         """
-        pending = self._words[frames.PENDING]
-        if pending:
-            producer_table.resolve(self.path, self.origin, pending - 1, self.reader(0, 0).mark()[1])
-            self._words[frames.PENDING] = 0
+        self.resolve_pending()
         found = producer_table.ProducerTable.open(self.path, self.origin, to_read=True)
         if found is not None:
             with found:
                 found.copy_to(successor.path)
+
+    def resolve_pending(self) -> None:
+        """Under the append lock: resolve a producer's batch that a killed process has left."""
+        words = self.control.cast("Q")
+        if words[frames.PENDING]:
+            producer_table.resolve(self.path, self.origin, words[frames.PENDING] - 1, self.reader(0, 0).mark()[1])
+            words[frames.PENDING] = 0
+
+    def add_keys(self, table: KeyTable, keys: list[str], flush: Callable[[], None], timeout: float) -> bool:
+        """Add missing keys to the key table, while it has room; False if the log was resized before. `flush` flushes spool.ctl."""
+        table.look()
+        if table.is_full or all(key in table.indexes for key in keys):
+            return True
+        with locks.held(self.lock, format.KEYS_LOCK, timeout, lambda: "another process adds keys"):
+            is_ours = not self.may_have_moved or self.is_in_place()
+            # A key table restored from a copy gets no key before a recovery: the next append refuses it.
+            if is_ours and not restored.is_older(self.front, self.control):
+                table.add(keys, flush)
+            return is_ours
 
     def has_vanished(self) -> bool:
         """Return whether the log's files were deleted; mapped data can still be read."""
