@@ -1,4 +1,4 @@
-"""What a recovery works on, and the rows of frames that it finds there."""
+"""The memory that a recovery works on, and the runs of frames that it finds there."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class ListedRows:
 
 
 class ProducingSpool(Protocol):
-    """What a spool does for its producers; see `kvspool.spool.Spool`."""
+    """The methods of a spool that its producers use; see `kvspool.spool.Spool`."""
 
     path: Path
     timeout: float
