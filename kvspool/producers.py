@@ -76,21 +76,16 @@ class ProducerStats(msgspec.Struct, frozen=True):
     updated: int
 
 
-class Place(Protocol):
-    """The end of a log, for the holder of its append lock: the location of a producer table, and the word `pending`."""
+class TableLocation(NamedTuple):
+    """The location of a log's producer table, and its word `pending`, for the holder of the append lock.
 
-    @property
-    def directory(self) -> Path: ...
+    mode: permission bits of a new table. set_pending: stores the word, number + 1 of a state, or 0.
+    """
 
-    @property
-    def log_id(self) -> bytes: ...
-
-    @property
-    def mode(self) -> int:
-        """Return the permission bits for a new table."""
-
-    def set_pending(self, number: int) -> None:
-        """Store the word: number + 1 of a state, or 0."""
+    directory: Path
+    log_id: bytes
+    mode: int
+    set_pending: Callable[[int], None]
 
 
 class ProducerRows(Protocol):
@@ -127,7 +122,7 @@ class ProducerLog(Protocol):
     def append_in_transaction(self, rows: ProducerRows, transaction: BatchTransaction, timeout: float | None, durable: bool) -> None:
         """Append rows under one hold of the append lock, inside `transaction.kept`."""
 
-    def change(self, change: Callable[[Place, int], int], timeout: float | None = None) -> int:
+    def change(self, change: Callable[[TableLocation, int], int], timeout: float | None = None) -> int:
         """Return the result of `change`, which is called with the log's end and its next sequence under the append lock, after the
         leftovers of a killed process were resolved.
         """
@@ -251,11 +246,11 @@ class Producer(Handle):
         self._log.change(self._resolve_ours, timeout)
         return self._find()
 
-    def _resolve_ours(self, place: Place, next_sequence: int) -> int:
+    def _resolve_ours(self, location: TableLocation, next_sequence: int) -> int:
         """Under the append lock: resolve our state if no other process has to, since the word that named it is lost, for example with a
         lock file.
         """
-        with ProducerTable.make(place.directory, place.log_id, place.mode) as table:
+        with ProducerTable.make(location.directory, location.log_id, location.mode) as table:
             found = table.find(self._id)
             if found is not None and found[1].phase == UNDER_WAY:
                 table.store(found[0], found[1].resolved(before(next_sequence)), is_used=False)
@@ -388,13 +383,13 @@ class BatchTransaction:
         self.appended = range(0)
 
     @contextmanager
-    def kept(self, first: int, place: Place) -> Iterator[bool]:
+    def kept(self, first: int, location: TableLocation) -> Iterator[bool]:
         """Under the append lock: store the state for records from sequence `first` on, which are published inside the `with` block.
 
         It gets False if nothing may be appended. A crash of the process inside the block and an exception have the same effect: the next
         owner of the lock finds the word `pending`, and resolves the state.
         """
-        with ProducerTable.make(place.directory, place.log_id, place.mode) as table:
+        with ProducerTable.make(location.directory, location.log_id, location.mode) as table:
             found = table.find(self._id)
             if (None if found is None else found[1]) != self._seen:
                 yield False
@@ -406,14 +401,38 @@ class BatchTransaction:
             state = self._state.with_runs(runs)
             state = state._replace(rows=state.stored, phase=UNDER_WAY, is_durable=int(self.is_durable))
             number = table.claim() if found is None else found[0]
-            place.set_pending(number + 1)
+            location.set_pending(number + 1)
             table.store(number, state)
             if self.is_durable:
                 table.flush()
             yield True
             table.store(number, state._replace(phase=AT_REST, done=state.batch + 1))
-            place.set_pending(0)
+            location.set_pending(0)
             self.stored = Stored(runs[0][0] if runs else None, state.rows, False)
+
+
+class ListedRows:
+    """Encoded records: a prepared batch of a spool or a journal."""
+
+    def __init__(self, batch: Any) -> None:
+        self.batch = batch
+        self.count = batch.rows
+
+    def records(self) -> list[tuple[bytes | None, bytes, int, int]]:
+        batch = self.batch
+        keys = batch.keys or [None] * self.count
+        codecs = bytes([batch.codec]) * self.count if batch.codecs is None else batch.codecs
+        return [(key, value, batch.type, codec) for key, value, codec in zip(keys, batch.values, codecs, strict=True)]
+
+    def chosen(self, numbers: list[int]) -> ListedRows:
+        keys, values, codecs = self.batch.keys, self.batch.values, self.batch.codecs
+        return ListedRows(
+            self.batch._replace(
+                keys=None if keys is None else [keys[number] for number in numbers],
+                values=[values[number] for number in numbers],
+                codecs=None if codecs is None else bytes(codecs[number] for number in numbers),
+            )
+        )
 
 
 class ColumnPieces:
@@ -488,9 +507,9 @@ def forget(log: ProducerLog, names: Iterable[str], timeout: float | None = None)
         return 0
     table.close()
 
-    def change(place: Place, _: int) -> int:
+    def change(location: TableLocation, _: int) -> int:
         known = 0
-        with ProducerTable.make(place.directory, place.log_id, place.mode) as table:
+        with ProducerTable.make(location.directory, location.log_id, location.mode) as table:
             for name in names:
                 found = table.find(producer_id(name))
                 if found is not None:
@@ -513,8 +532,8 @@ def retire(log: ProducerLog, prefix: str, timeout: float | None = None) -> int:
         if next(table.named(start), None) is None:
             return 0  # don't wait for a lock that isn't needed
 
-    def change(place: Place, _: int) -> int:
-        with ProducerTable.make(place.directory, place.log_id, place.mode) as table:
+    def change(location: TableLocation, _: int) -> int:
+        with ProducerTable.make(location.directory, location.log_id, location.mode) as table:
             found = list(table.named(start))
             for number, state in found:
                 table.store(number, state._replace(is_over=1))

@@ -231,7 +231,7 @@ OLD_NAMES = {
 }
 TWICE = frozenset(
     """
-    AsyncFollowing Batch Cursor Entry Flusher Following Head Header Index ListedRows Place Reading Room Rows Shards Sleeper Tail
+    AsyncFollowing Batch Cursor Entry Flusher Following Head Header Index Place Reading Room Rows Shards Sleeper Tail
     Target
     """.split()
 )

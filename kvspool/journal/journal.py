@@ -298,7 +298,7 @@ class Journal(Log):
         timeout = self.timeout if timeout is None else timeout
 
         def work(appender: Appender, page: Page) -> range:
-            with transaction.kept(page.next_sequence, producing.JournalProducing(self).place(appender.control)) as may_append:
+            with transaction.kept(page.next_sequence, producing.JournalProducing(self).location(appender.control)) as may_append:
                 return appender.append(rows, page, advice=AGAIN) if may_append and rows.rows else range(0)
 
         sequences = self.under_lock(timeout, work)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from kvspool import producers, system
 from kvspool.engine.producer_table import ProducerTable
-from kvspool.kernel import frames_py as frames
-from kvspool.producers import BatchTransaction, ColumnPieces, Pieces
+from kvspool.producers import BatchTransaction, ColumnPieces, ListedRows, Pieces, TableLocation
 from kvspool.record import Record
 from kvspool.spool.cursor import Cursor, Reading
 from kvspool.system.handles import Handle
@@ -17,49 +15,6 @@ from kvspool.system.handles import Handle
 if TYPE_CHECKING:
     from kvspool.engine.columns import Columns
     from kvspool.spool.appending import Prepared
-    from kvspool.spool.spool_files import SpoolFiles
-
-
-class Place(NamedTuple):
-    """The producer table's location and the word `pending` of a spool, for the owner of the append lock."""
-
-    directory: Path
-    log_id: bytes
-    mode: int
-    words: memoryview
-
-    @classmethod
-    def of(cls, files: SpoolFiles) -> Place:
-        with files.held_open():
-            mode = system.port.status(files.control_fd).st_mode & 0o777
-        return cls(files.path, files.origin, mode, files.control.cast("Q"))
-
-    def set_pending(self, number: int) -> None:
-        self.words[frames.PENDING] = number
-
-
-class ListedRows:
-    """A prepared batch."""
-
-    def __init__(self, batch: Prepared) -> None:
-        self.batch = batch
-        self.count = len(batch.values)
-
-    def records(self) -> list[tuple[bytes | None, bytes, int, int]]:
-        batch = self.batch
-        keys = batch.keys or [None] * self.count
-        return [(key, value, batch.type, codec) for key, value, codec in zip(keys, batch.values, batch.codecs, strict=True)]
-
-    def chosen(self, numbers: list[int]) -> ListedRows:
-        keys, values, codecs = self.batch.keys, self.batch.values, self.batch.codecs
-        return ListedRows(
-            self.batch._replace(
-                keys=None if keys is None else [keys[number] for number in numbers],
-                values=[values[number] for number in numbers],
-                codecs=bytes(codecs[number] for number in numbers),
-                stored=0,
-            )
-        )
 
 
 class ProducingSpool(Protocol):
@@ -80,7 +35,7 @@ class ProducingSpool(Protocol):
 
     def append_in_transaction(self, batch: Any, transaction: BatchTransaction, timeout: float | None, durable: bool) -> None: ...
 
-    def change_producers(self, change: Callable[[Place, int], int], timeout: float | None = None) -> int: ...
+    def change_producers(self, change: Callable[[TableLocation, int], int], timeout: float | None = None) -> int: ...
 
     def cursor(self, start: int, *, bounded: bool = False, end: int | None = None) -> Cursor: ...
 
@@ -116,9 +71,10 @@ class SpoolProducing(Handle):
 
     def append_in_transaction(self, rows: Any, transaction: BatchTransaction, timeout: float | None, durable: bool) -> None:
         transaction.is_durable = durable = durable or self._log.is_durable
-        self._log.append_in_transaction(rows.batch if isinstance(rows, ListedRows) else rows, transaction, timeout, durable)
+        batch = rows.batch._replace(stored=0) if isinstance(rows, ListedRows) else rows  # its size is unknown if some rows were chosen
+        self._log.append_in_transaction(batch, transaction, timeout, durable)
 
-    def change(self, change: Callable[[producers.Place, int], int], timeout: float | None = None) -> int:
+    def change(self, change: Callable[[TableLocation, int], int], timeout: float | None = None) -> int:
         return self._log.change_producers(change, timeout)
 
     def producer_table(self) -> ProducerTable | None:

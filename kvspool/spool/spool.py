@@ -51,7 +51,7 @@ from kvspool.kernel.frames import FrameWriter, Single, measure
 from kvspool.keyed import Keys, Packer
 from kvspool.log import Log
 from kvspool.options import DURABILITIES, TIMEOUT, Durability, Isolation, Progress, Start, check_sequence
-from kvspool.producers import BatchTransaction, ColumnPieces
+from kvspool.producers import BatchTransaction, ColumnPieces, TableLocation
 from kvspool.reader import ReaderStats
 from kvspool.record import Codec, check_codec, decode, encode, encode_key, listed
 from kvspool.spool import format, producing, recovery, search, views
@@ -208,9 +208,9 @@ class Spool(Single, Log):
 
     def append_in_transaction(self, batch: RingBatch, transaction: BatchTransaction, timeout: float | None, durable: bool) -> None:
         """Append a producer's batch under one lock; see `_write` and `kvspool.producers`."""
-        transaction.appended = self._write(batch, timeout, durable, lambda first: transaction.kept(first, producing.Place.of(self._live())))
+        transaction.appended = self._write(batch, timeout, durable, lambda first: transaction.kept(first, self._live().table_location()))
 
-    def change_producers(self, change: Callable[[producing.Place, int], int], timeout: float | None = None) -> int:
+    def change_producers(self, change: Callable[[TableLocation, int], int], timeout: float | None = None) -> int:
         """Under the append lock: change the list of producers; `change` gets its location and the next sequence. Return its result.
 
         Raises LockTimeout, Closed; PermissionError without write permission.
@@ -218,7 +218,7 @@ class Spool(Single, Log):
 
         def work(writer: FrameWriter) -> int:
             next_sequence = writer.begin()
-            return change(producing.Place.of(self._live()), next_sequence)
+            return change(self._live().table_location(), next_sequence)
 
         return self._locked(work, self.timeout if timeout is None else timeout)
 

@@ -14,6 +14,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,6 +34,7 @@ from kvspool.kernel import frames_py as frames
 from kvspool.kernel.frames import FrameReader, FrameSurvey, FrameWriter
 from kvspool.kernel.lock import AppendLock
 from kvspool.options import DURABILITIES
+from kvspool.producers import TableLocation
 from kvspool.record import STRUCTURED, Codec
 from kvspool.spool import format, rates, restored
 from kvspool.spool.headers import check_capacity, checked
@@ -455,6 +457,12 @@ class SpoolFiles(Handle):
         if found is not None:
             with found:
                 found.copy_to(successor.path)
+
+    def table_location(self) -> TableLocation:
+        """Return the location of the producer table, for the owner of the append lock. Raises Closed."""
+        with self.held_open():
+            mode = system.port.status(self.control_fd).st_mode & 0o777
+        return TableLocation(self.path, self.origin, mode, partial(self.control.cast("Q").__setitem__, frames.PENDING))
 
     def resolve_pending(self) -> None:
         """Under the append lock: resolve a producer's batch that a killed process has left."""
