@@ -1,4 +1,4 @@
-"""A range of lost records, as a reader gets it instead of them."""
+"""The Gap: a reader gets it instead of records that are lost."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The common base of spools, journals and queues."""
+"""The parts that spools, journals and queues share."""

@@ -57,7 +57,7 @@ class ReadableJournal(Protocol):
 
     def readable_end(self) -> int: ...
 
-    def settle(self, sequence: int) -> None: ...
+    def flush_for_commit(self, sequence: int) -> None: ...
 
 
 class JournalReader(Reader):
@@ -107,7 +107,7 @@ class JournalReader(Reader):
     def commit(self) -> int:
         self._check_open()
         if self._committed != self._sequence:
-            self._journal.settle(self._sequence)  # or a crash of the machine would leave us ahead of the journal
+            self._journal.flush_for_commit(self._sequence)  # or a crash of the machine would leave us ahead of the journal
             self._offsets.store(self.name, self._sequence)
             self._committed = self._sequence
             self._journal.committed()
@@ -211,7 +211,7 @@ class _Moving(Reading):
         self._batch.rise()
         self._batch.clear()
         self.cursor = self._owner.cursor(before.end)
-        self.cursor.lost = before.lost
+        self.cursor.missed = before.missed
         before.close()
 
 
