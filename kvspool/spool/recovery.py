@@ -59,7 +59,7 @@ from kvspool.system import logger
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from kvspool.kernel.frames_py import FrameSurvey
+    from kvspool.kernel.frames import FrameSurvey
     from kvspool.spool.pair import Pair
 
 STRIDE = format.STRIDE
