@@ -17,8 +17,9 @@ from typing import Any, Self
 
 from kvspool.engine.wakeups import Watcher
 from kvspool.system.handles import Handle
+from shard.kernel.following_py import FEW, REST
 from shard.kernel.merge import FollowingLoops, Merging
-from shard.kernel.merge_py import FEW, LOOK_AROUND, REST, UNREADABLE, Cursor
+from shard.kernel.merge_py import LOOK_AROUND, UNREADABLE, Cursor
 
 __all__ = ["FEW", "LOOK_AROUND", "REST", "UNREADABLE", "Cursor", "FollowingMerge", "Merge"]
 

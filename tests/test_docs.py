@@ -11,7 +11,7 @@ import pytest
 from kvspool.engine.layout import Layout
 from kvspool.journal import control, index
 from kvspool.journal.formats import kvj, sej
-from kvspool.kernel import frames_py
+from kvspool.kernel.writer_py import FrameWriter
 from kvspool.keyed import Packer
 from kvspool.spool import format
 from kvspool.spool.keys import KeyTable
@@ -44,7 +44,7 @@ def test_the_format_page_names_the_version_that_is_written() -> None:
 def test_the_example_frame_is_what_a_writer_writes() -> None:
     ring, control = bytearray(4096), bytearray(format.control_bytes(4096))
     seed = format.frame_seed(bytes(range(16)))
-    writer = frames_py.FrameWriter(memoryview(ring), memoryview(control), seed, None, memoryview(bytes(48)))
+    writer = FrameWriter(memoryview(ring), memoryview(control), seed, None, memoryview(bytes(48)))
     writer.begin()
     writer.put_many([b"k"], [b"hi"], 7, b"\0", 1)
     writer.publish()

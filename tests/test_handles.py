@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from holders_of_handles import Found, holders, load
+from loops import interpreted
 
 import hub
 import kvspool
@@ -69,10 +70,10 @@ def classes() -> list[Any]:
         ("shard.kernel.merge", merges),
     )
     for stem, names in stems:
-        for twin in ("py", "c"):
-            with suppress(ImportError):
-                loops = importlib.import_module(f"{stem}_{twin}")
-                found += [getattr(loops, name) for name in names]
+        found += [getattr(interpreted(stem), name) for name in names]
+        with suppress(ImportError):
+            compiled = importlib.import_module(f"{stem}_c")
+            found += [getattr(compiled, name) for name in names]
     return list(dict.fromkeys(found))
 
 

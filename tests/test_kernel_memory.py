@@ -76,7 +76,7 @@ def test_memory_that_can_not_be_a_logs_is_refused_when_the_object_is_made(twin: 
 
 @pytest.mark.parametrize("name", ["Ring", "FrameReader", "FrameSurvey", "FrameWriter"])
 def test_compiled_memory_at_an_odd_address_is_refused(twin: ModuleType, name: str) -> None:
-    if twin is frames:
+    if twin.__name__.endswith("_py"):
         pytest.skip("the interpreted twin has no pointers")
     make, odd = makers(twin)[name], control_of(CAPACITY)
     with pytest.raises(ValueError, match="not a multiple of 8"):

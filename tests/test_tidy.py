@@ -18,6 +18,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("kvspool", "shard", "hub", "pyspark_kvspool")
 MOST_AT_THE_ROOT = 12  # modules
+MOST_LINES = 600  # of a file
 
 Edge = tuple[str, str]  # the module that imports, and the one that it imports
 
@@ -52,6 +53,14 @@ CIRCULAR: set[Edge] = {
     ("kvspool.journal.format", "kvspool.journal.segments"),
     ("kvspool.journal.retention", "kvspool.journal.handle"),
     ("kvspool.journal.retention", "kvspool.journal.trim"),
+}
+# Files with more lines than MOST_LINES, until they are split. None may join them.
+TOO_LONG = {
+    "kvspool/journal/journal.py",
+    "kvspool/queue/queue.py",
+    "kvspool/spool/pair.py",
+    "kvspool/spool/recovery.py",
+    "kvspool/spool/spool.py",
 }
 
 
@@ -184,6 +193,12 @@ def test_outside_of_kvspool_only_the_loops_of_shard_use_its_loops() -> None:
 
 def test_few_modules_lie_at_the_root_of_kvspool() -> None:
     assert len(list((ROOT / "kvspool").glob("*.py"))) <= MOST_AT_THE_ROOT
+
+
+def test_no_file_is_longer_than_600_lines_but_those_that_are_listed() -> None:
+    written = (path for package in PACKAGES for kind in ("*.py", "*.pxd", "*.h", "*.js") for path in (ROOT / package).rglob(kind))
+    long = {str(path.relative_to(ROOT)) for path in written if path.read_bytes().count(b"\n") > MOST_LINES}
+    assert long == TOO_LONG
 
 
 # The map in HACKING.md.

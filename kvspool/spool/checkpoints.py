@@ -23,7 +23,7 @@ from kvspool.kernel import frames_py as frames
 from kvspool.spool import format
 
 if TYPE_CHECKING:
-    from kvspool.kernel.frames_py import Ring
+    from kvspool.kernel.frames import Ring
 
 
 class State(NamedTuple):

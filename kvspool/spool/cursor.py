@@ -31,7 +31,7 @@ from kvspool.system.handles import Handle
 if TYPE_CHECKING:
     from kvspool.engine.eventloops import LoopWatcher
     from kvspool.engine.wakeups import Watcher
-    from kvspool.kernel.frames_py import FrameReader
+    from kvspool.kernel.frames import FrameReader
     from kvspool.keyed import Keys
     from kvspool.spool.keys import KeyTable
     from kvspool.spool.spool_files import SpoolFiles

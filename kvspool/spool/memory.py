@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from kvspool.kernel.frames import FrameSurvey
-    from kvspool.kernel.frames_py import FrameReader
+    from kvspool.kernel.frames import FrameReader, FrameSurvey
     from kvspool.spool import format
 
 

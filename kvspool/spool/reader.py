@@ -33,7 +33,7 @@ from kvspool.system.descriptor import Descriptor
 from kvspool.system.handles import Handle
 
 if TYPE_CHECKING:
-    from kvspool.kernel.frames_py import FrameReader
+    from kvspool.kernel.frames import FrameReader
     from kvspool.keyed import Keys
     from kvspool.spool.following import AsyncFollowing
     from kvspool.spool.search import Place

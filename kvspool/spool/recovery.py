@@ -46,7 +46,7 @@ from kvspool.system import logger
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from kvspool.kernel.frames_py import FrameSurvey
+    from kvspool.kernel.frames import FrameSurvey
     from kvspool.spool.spool_files import SpoolFiles
 
 

@@ -30,7 +30,7 @@ from kvspool.spool.memory import Memory
 from kvspool.spool.spool_files import SpoolFiles
 
 if TYPE_CHECKING:
-    from kvspool.kernel.frames_py import FrameReader
+    from kvspool.kernel.frames import FrameReader
 
 TIMEOUT = 10.0  # seconds that a repair waits for each lock
 

@@ -18,7 +18,7 @@ from kvspool.options import Progress
 from kvspool.spool import format, search, slots
 
 if TYPE_CHECKING:
-    from kvspool.kernel.frames_py import FrameReader
+    from kvspool.kernel.frames import FrameReader
     from kvspool.spool.spool_files import SpoolFiles
 
 BATCH = 256  # records checked between two calls of `progress`

@@ -1,4 +1,4 @@
-# The C types of merge_py.py, under whose name it is compiled; the algorithms are there and only there.
+# The C types of merge_py.py and following_py.py, which are compiled into one module; the algorithms are there and only there.
 import cython
 from libc.stdint cimport int64_t, uint64_t
 

@@ -16,18 +16,20 @@ from children import in_child, start
 from faults import FailingPort
 from images import OTHER_BOOT, ReadOnly, Rebooted
 from images import crash_images as images
+from loops import interpreted
 
 import kvspool
 from kvspool import Gap, errors, system
 from kvspool.engine import locks
 from kvspool.kernel import frames as frames_loops
-from kvspool.kernel import frames_py, machine
 from kvspool.kernel import frames_py as frames
+from kvspool.kernel import machine
 from kvspool.spool import cases, checkpoints, epochs, findings, format, recovery
 from kvspool.spool.format import STRIDE
 from kvspool.system.descriptor import Descriptor
 
 BOOT = b"2" * 16
+frames_py = interpreted("kvspool.kernel.frames")
 
 
 def combinations() -> list[dict[str, str]]:

@@ -37,7 +37,7 @@ from unittest import mock
 
 from kvspool import system
 from kvspool.errors import Corruption, SpoolFull, TooLarge
-from kvspool.kernel import frames, frames_py, group_py, machine
+from kvspool.kernel import frames, group_py, machine, twins
 from kvspool.keyed import Packer
 from kvspool.record import Codec, Gap
 from kvspool.spool import checkpoints, durability, epochs, findings, format, recovery, resize, search, slots
@@ -49,6 +49,7 @@ from kvspool.spool.repair import _makes_sense, mend
 from kvspool.system.descriptor import Descriptor
 
 LOG_ID = bytes(range(16))
+frames_py = twins.interpreted("kvspool.kernel.frames", frames.PARTS)
 CAPACITIES = (4096, 4096, 8192, 8192, 12288, 16384, 65536)
 UNITS = (4096, 512)  # bytes that reach the disk at once
 RECORDS = 70  # at most, in one life of the machine

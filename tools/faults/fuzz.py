@@ -35,6 +35,7 @@ with atheris.instrument_imports(include=["kvspool"]):
     from kvspool.journal import Journal, files, index
     from kvspool.journal.formats import FORMATS
     from kvspool.journal.settings import Settings
+    from kvspool.kernel import frames as loops
     from kvspool.kernel import frames_py as frames
     from kvspool.spool import checkpoints, format, headers, search, slots
     from kvspool.spool.keys import KeyTable
@@ -52,7 +53,7 @@ frames.TRIES = 1  # nobody changes these slots meanwhile; a hundred looks at eac
 def memory(data: bytes) -> tuple[memoryview, memoryview]:
     """Return a ring and a control block that hold some records, with the input laid over both."""
     ring, control = memoryview(bytearray(CAPACITY)), memoryview(bytearray(format.control_bytes(CAPACITY)))
-    writer = frames.FrameWriter(ring, control, SEED, None, memoryview(bytes(48)))
+    writer = loops.FrameWriter(ring, control, SEED, None, memoryview(bytes(48)))
     writer.begin()
     writer.put_many([b"key", None, b""], [b"one", b"two" * 50, b""], 7, b"\0\0\0", 1)
     writer.publish()
@@ -65,7 +66,7 @@ def memory(data: bytes) -> tuple[memoryview, memoryview]:
 
 def reader(data: bytes) -> None:
     ring, control = memory(data)
-    one = frames.FrameReader(ring, control, SEED, 0, 0)
+    one = loops.FrameReader(ring, control, SEED, 0, 0)
     position, sequence = search.find(one, "earliest")
     one.position, one.sequence = position, sequence
     for _ in range(200):
@@ -77,7 +78,7 @@ def reader(data: bytes) -> None:
 
 def writer(data: bytes) -> None:
     ring, control = memory(data)
-    one = frames.FrameWriter(ring, control, SEED, None, memoryview(bytes(48)))
+    one = loops.FrameWriter(ring, control, SEED, None, memoryview(bytes(48)))
     one.begin()
     one.put_many(None, [b"new", bytes(500)], 0, b"\0\0", 1)
     one.publish()
