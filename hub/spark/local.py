@@ -32,7 +32,8 @@ from kvspool.opening import logs
 from kvspool.options import TIMEOUT, Isolation
 from kvspool.system.handles import close_all
 from shard import route
-from shard.shardset import Log, open_shard
+from shard.merged import Log
+from shard.shardset import open_shard
 
 if TYPE_CHECKING:
     import pyarrow
