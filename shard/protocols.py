@@ -19,7 +19,7 @@ Start = Literal["earliest", "latest"] | datetime
 """The starts that all of them take. Sequences belong to one log: a shard set takes one for each shard."""
 
 
-class Records(Iterator[Any], Protocol):
+class RecordIteration(Iterator[Any], Protocol):
     """An iteration over records, and over Gaps according to `on_gap`. `lost`: sequences in Gaps so far."""
 
     @property
@@ -32,8 +32,8 @@ class Records(Iterator[Any], Protocol):
     def __exit__(self, *_: object) -> None: ...
 
 
-class AsyncRecords(Protocol):
-    """An iteration for `async for`; see `Records`."""
+class AsyncRecordIteration(Protocol):
+    """An iteration for `async for`; see `RecordIteration`."""
 
     def __aiter__(self) -> AsyncIterator[Any]: ...
 
@@ -45,7 +45,7 @@ class AsyncRecords(Protocol):
     async def aclose(self) -> None: ...
 
 
-class Opened(Protocol):
+class OpenHandle(Protocol):
     """A handle of the files at `path`, open until `close`; use it in a `with` block."""
 
     @property
@@ -61,16 +61,16 @@ class Opened(Protocol):
     def __exit__(self, *_: object) -> None: ...
 
 
-class Readable(Opened, Protocol):
+class Readable(OpenHandle, Protocol):
     """A log, a shard set or a hub root; see `kvspool.Log` for the verbs."""
 
     def read(
         self, start: Start = "earliest", *, limit: int | None = None, on_gap: OnGap = "raise", isolation: Isolation = "appended"
-    ) -> Records: ...
+    ) -> RecordIteration: ...
 
     def read_values(
         self, start: Start = "earliest", *, limit: int | None = None, on_gap: OnGap = "raise", isolation: Isolation = "appended"
-    ) -> Records: ...
+    ) -> RecordIteration: ...
 
     def follow(
         self,
@@ -81,7 +81,7 @@ class Readable(Opened, Protocol):
         on_gap: OnGap = "raise",
         isolation: Isolation = "appended",
         spin: float = 0.0,
-    ) -> Records: ...
+    ) -> RecordIteration: ...
 
     def follow_async(
         self,
@@ -91,11 +91,11 @@ class Readable(Opened, Protocol):
         limit: int | None = None,
         on_gap: OnGap = "raise",
         isolation: Isolation = "appended",
-    ) -> AsyncRecords: ...
+    ) -> AsyncRecordIteration: ...
 
     def last(self, count: int = 1) -> Sequence[Record]: ...
 
-    def __iter__(self) -> Records: ...
+    def __iter__(self) -> RecordIteration: ...
 
     def __len__(self) -> int: ...
 
@@ -119,7 +119,7 @@ class Writes(Protocol):
     def __exit__(self, *_: Any) -> None: ...
 
 
-class Writable(Opened, Protocol):
+class Writable(OpenHandle, Protocol):
     """A log or a shard set; see `kvspool.Log` for the verbs. A log returns sequences, a shard set the sequences of each shard."""
 
     @property

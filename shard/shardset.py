@@ -38,7 +38,7 @@ from shard.merge import FollowingMerge, Merge, Values
 from shard.merged import Log, MergedLogs, moved
 from shard.place import Place
 from shard.producers import ShardProducer
-from shard.writer import ShardWriter
+from shard.writer import ShardSetWriter
 
 if TYPE_CHECKING:
     import pyarrow
@@ -245,11 +245,11 @@ class ShardSet(Spread, MergedLogs[int, ShardRecord]):
             _say_what_is_stored(error, parts, set(done), is_last=ended >= len(calls) - 1)
             raise
 
-    def writer(self, timeout: float | None = None) -> ShardWriter:
+    def writer(self, timeout: float | None = None) -> ShardSetWriter:
         """Return a writer for many appends; see `kvspool.Log.writer`. Raises Closed, LogVanished, PermissionError."""
         for shard in self.shards:
             shard.open_to_write()  # or raise the error of an append
-        return ShardWriter(self, timeout)
+        return ShardSetWriter(self, timeout)
 
     def producer(self, name: str) -> ShardProducer:
         """Return a producer, which appends numbered batches and stores each record once, across crashes; see `shard.producers`.

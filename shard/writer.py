@@ -40,7 +40,7 @@ class AppendableShards(Protocol):
     def sync(self, timeout: float | None = None) -> dict[int, int]: ...
 
 
-class ShardWriter(Handle):
+class ShardSetWriter(Handle):
     """Appends to a shard set until it is closed; get it from `ShardSet.writer`. Threads may share it."""
 
     def __init__(self, shards: AppendableShards, timeout: float | None) -> None:
@@ -70,14 +70,14 @@ class ShardWriter(Handle):
         """Close the writer: every later append raises Closed. The shard set stays open."""
         self._shards = None
 
-    def __enter__(self) -> ShardWriter:
+    def __enter__(self) -> ShardSetWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<ShardWriter of {'nothing: closed' if self._shards is None else self._shards.path}>"
+        return f"<ShardSetWriter of {'nothing: closed' if self._shards is None else self._shards.path}>"
 
     def _live(self) -> AppendableShards:
         return _refuse() if self._shards is None else self._shards

@@ -11,7 +11,7 @@ from kvspool import producers
 from kvspool.engine.ledger import Ledger
 from kvspool.errors import Unsupported
 from kvspool.journal.cursor import Cursor, Reading
-from kvspool.journal.format import Batch
+from kvspool.journal.format import JournalBatch
 from kvspool.log import CAPABILITIES
 from kvspool.producers import Booking, ColumnPieces, Pieces
 from kvspool.record import Record
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Place(NamedTuple):
+class JournalEnd(NamedTuple):
     """The ledger's location and the word `pending` of a journal, for the owner of the append lock."""
 
     directory: Path
@@ -40,10 +40,10 @@ class Place(NamedTuple):
         self.control.set_pending(number)
 
 
-class ListedRows:
+class BatchRows:
     """Encoded records."""
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, batch: JournalBatch) -> None:
         self.batch = batch
         self.count = batch.rows
 
@@ -53,9 +53,9 @@ class ListedRows:
         codecs = batch.codecs if batch.codecs is not None else bytes([batch.codec]) * self.count
         return [(key, value, batch.type, codec) for key, value, codec in zip(keys, batch.values, codecs, strict=True)]
 
-    def chosen(self, numbers: list[int]) -> ListedRows:
+    def chosen(self, numbers: list[int]) -> BatchRows:
         keys, values, codecs = self.batch.keys, self.batch.values, self.batch.codecs
-        return ListedRows(
+        return BatchRows(
             self.batch._replace(
                 keys=None if keys is None else [keys[number] for number in numbers],
                 values=[values[number] for number in numbers],
@@ -90,7 +90,7 @@ class ProducingJournal(Protocol):
 
     def prepare(
         self, values: Iterable[Any], keys: Iterable[bytes | str | None] | None = None, type: int = 0, timestamp: int | None = None
-    ) -> Batch: ...
+    ) -> JournalBatch: ...
 
     def sync(self, timeout: float | None = None) -> int: ...
 
@@ -115,8 +115,8 @@ class JournalProducing(Handle):
     def sync(self, timeout: float | None) -> None:
         self._log.sync(timeout)
 
-    def prepared_rows(self, values: Iterable[Any], keys: Iterable[Any] | None, type: int, timestamp: int | None) -> ListedRows:
-        return ListedRows(self._log.prepare(values, keys, type, timestamp))
+    def prepared_rows(self, values: Iterable[Any], keys: Iterable[Any] | None, type: int, timestamp: int | None) -> BatchRows:
+        return BatchRows(self._log.prepare(values, keys, type, timestamp))
 
     def columns(self, batch: Any, codec: int) -> Columns:
         from kvspool.journal.columns import JournalColumns
@@ -131,15 +131,15 @@ class JournalProducing(Handle):
     def append_booked(self, rows: Any, booking: Booking, timeout: float | None, durable: bool) -> None:
         booking.is_durable = durable or self.is_durable
         self._log.ensure_log_id(timeout)
-        self._log.append_booked(rows.batch if isinstance(rows, ListedRows) else _rows(rows), booking, timeout, durable)
+        self._log.append_booked(rows.batch if isinstance(rows, BatchRows) else _rows(rows), booking, timeout, durable)
 
     def change(self, change: Callable[[producers.Place, int], int], timeout: float | None = None) -> int:
         timeout = self._log.timeout if timeout is None else timeout
         return self._log.under_lock(timeout, lambda appender, page: change(self.place(appender.control), page.next_sequence))
 
-    def place(self, control: Control) -> Place:
+    def place(self, control: Control) -> JournalEnd:
         """Return the location of an account, for the owner of the append lock."""
-        return Place(self.path, self._log.log_id, self._log.mode(), control)
+        return JournalEnd(self.path, self._log.log_id, self._log.mode(), control)
 
     def ledger(self) -> Ledger | None:
         return Ledger.open(self.path, self._log.log_id, to_read=True)

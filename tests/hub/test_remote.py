@@ -39,7 +39,7 @@ from hub.errors import (
 from hub.protocol import reading
 from kvspool import arrow
 from kvspool.errors import Closed, GapError, OutOfRange
-from kvspool.journal.format import Batch
+from kvspool.journal.format import JournalBatch
 from kvspool.record import Gap
 
 
@@ -58,7 +58,7 @@ def root(tmp_path: Path) -> Path:
                 log.append(f"{name} {number}", timestamp=1_000_000_000 * number)
     with kvspool.create(tmp_path / "hub" / "EWR", format="kvj") as log:
         log.append_many([b"a", b"b"])
-        log.append_batch(Batch([b"c"]), at=9)
+        log.append_batch(JournalBatch([b"c"]), at=9)
     return tmp_path / "hub"
 
 
