@@ -21,7 +21,7 @@ from loops import twins
 import kvspool
 from kvspool import Codec, Gap, Record, system
 from kvspool.errors import GapError, OutOfRange, TooLarge, Unsupported
-from kvspool.journal import Batch, Journal, columns
+from kvspool.journal import Journal, JournalBatch, columns
 from kvspool.journal.format import Before
 from kvspool.journal.formats import kvj
 from kvspool.kernel import kvj_py
@@ -166,7 +166,7 @@ def test_frames_are_those_of_the_other_way(kvj_twin: ModuleType, tmp_path: Path)
         kvspool.create(tmp_path / "a", format="kvj", segment_bytes=20000) as one,
         kvspool.create(tmp_path / "b", format="kvj", segment_bytes=20000) as other,
     ):
-        one.append_batch(Batch(list(values), list(keys), 0, 0, list(types), list(times), 0, bytes(codecs)))
+        one.append_batch(JournalBatch(list(values), list(keys), 0, 0, list(types), list(times), 0, bytes(codecs)))
         other.append_arrow(as_batch(rows))
         names = sorted(path.name for path in (tmp_path / "a/kvj").iterdir())
         assert len(names) > 4

@@ -165,8 +165,10 @@ SHOWN = {
     "fixed": f"{LOG} {JOURNAL} item oldest prune replay rewind",
     "queue": "clear close create drain durability empty full get get_if get_many get_nowait max_chunks open path peek peek_nowait "
     "put put_many put_nowait qsize stats sync timeout",
-    "shards": "append append_arrow append_many bits close closed create follow open prefix producer read root shard_of shards stats sync",
-    "hub": "client clients close closed create create_client delete_reader follow held open path read reader readers stats",
+    "shards": """append append_arrow append_many bits capabilities close closed create extent follow follow_async forget_producers get last
+        open path prefix producer producers read read_values retire_producers root shard_of shards stats sync view writer""",
+    "hub": """client clients close closed create create_client delete_reader extent follow follow_async get held last open path read
+        read_values reader readers stats view""",
 }
 
 

@@ -27,7 +27,7 @@ from kvspool.opening import logs
 from kvspool.options import Isolation, Start
 from kvspool.record import Gap
 from kvspool.system.handles import Handle
-from shard.shardset import Log
+from shard.merged import Log
 
 if TYPE_CHECKING:
     from hub.root.columns import Cursor, SequencedBatch

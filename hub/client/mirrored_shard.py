@@ -95,7 +95,7 @@ class MirroredShard:
             state.client, state.shard, first, end=state.next, limit=rows, coded=True, isolation=isolation, timeout=timeout
         )
         try:
-            with closing(items):  # type: ignore[type-var]
+            with closing(items):
                 self._take(items, journal, first)
         except Unexpected as error:
             raise self._restored(error.expected) from None

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Literal, TypeVar
@@ -21,7 +21,8 @@ from pyarrow import flight
 from hub.client import connection
 from hub.client.connection import Security
 from hub.client.hubs import check
-from hub.errors import Malformed, Unreachable
+from hub.client.reading import RemoteReading
+from hub.errors import Malformed, Unexpected, Unreachable
 from hub.protocol import reading
 from hub.protocol.ingest import LAST
 from hub.protocol.reading import (
@@ -44,10 +45,12 @@ from hub.protocol.reading import (
 )
 from hub.root import columns
 from hub.root.columns import SequencedBatch
+from hub.root.root import HubRecord
 from kvspool import arrow
 from kvspool.engine.iteration import Iterations
-from kvspool.errors import Closed
-from kvspool.options import Isolation
+from kvspool.engine.iteration import check as check_limit
+from kvspool.errors import Closed, OutOfRange
+from kvspool.options import Isolation, OnGap, check_isolation, check_sequence
 from kvspool.record import Gap
 from kvspool.system.handles import Handle
 
@@ -68,6 +71,7 @@ class RemoteHub(Handle):
         self._timeout = timeout
         self._client = connection.connect(location, security)
         self._iterations = Iterations()
+        self._is_closed = False
 
     # Content.
 
@@ -130,11 +134,58 @@ class RemoteHub(Handle):
 
     # Reading.
 
+    def read(
+        self,
+        client: str,
+        shard: int,
+        start: int | str | datetime = "earliest",
+        *,
+        limit: int | None = None,
+        on_gap: OnGap = "raise",
+        isolation: Isolation = "appended",
+    ) -> RemoteReading:
+        """Iterate over the stored records (`HubRecord`) of a shard; arguments as for `kvspool.Log.read`, errors as for `read_arrow`.
+
+        The hub sends batches, and a Python object is created for each record: `read_arrow` is many times faster.
+        """
+        check_limit(limit, on_gap)
+        batches = self.batches(client, shard, start, limit=limit, coded=True, isolation=check_isolation(isolation))
+        return RemoteReading(batches, client, shard, on_gap)
+
+    def read_values(
+        self,
+        client: str,
+        shard: int,
+        start: int | str | datetime = "earliest",
+        *,
+        limit: int | None = None,
+        on_gap: OnGap = "raise",
+        isolation: Isolation = "appended",
+    ) -> Iterator[Any]:
+        """Yield the stored bytes of the values only; see `read`."""
+        for item in self.read(client, shard, start, limit=limit, on_gap=on_gap, isolation=isolation):
+            yield item if isinstance(item, Gap) else item.value
+
+    def get(self, client: str, shard: int, sequence: int) -> HubRecord:
+        """Return the record of a shard with this sequence. Raises OutOfRange if it was not written yet, GapError if it is lost, and the
+        errors of `read_arrow`.
+        """
+        late = OutOfRange(f"sequence {sequence} of {self.location}/{client}/{shard} is not written yet")
+        try:
+            with self.read(client, shard, check_sequence(sequence), limit=1) as reading:
+                found = next(reading, None)
+        except Unexpected:
+            raise late from None
+        if found is None:
+            raise late
+        assert isinstance(found, HubRecord)
+        return found
+
     def read_arrow(
         self,
         client: str,
         shard: int,
-        start: int | str = "earliest",
+        start: int | str | datetime = "earliest",
         *,
         end: int | None = None,
         start_time: Time | datetime | None = None,
@@ -146,8 +197,9 @@ class RemoteHub(Handle):
     ) -> pa.Table:
         """Return the stored records of a shard as a `pyarrow.Table` with the columns of `kvspool.arrow.SCHEMA`.
 
-        start: a sequence, "earliest" or "latest"; end: the first sequence not to return; start_time, end_time: the same by time (ns since
-        1970, RFC 3339, or an aware datetime). coded: add a column codec. isolation: "synced" returns only records on the hub's disk.
+        start: a sequence, "earliest", "latest" or an aware datetime; end: the first sequence not to return; start_time, end_time: the same
+        by time (ns since 1970, RFC 3339, or an aware datetime). coded: add a column codec. isolation: "synced" returns only records on the
+        hub's disk.
 
         on_gap: "raise" raises GapError at the first lost record, "skip" omits lost records. Raises NotFound, NotAllowed, ShardDamaged,
         Unexpected for a start that isn't written yet, HubFull, Unreachable, Malformed. A returned table is complete; an error has the
@@ -161,7 +213,7 @@ class RemoteHub(Handle):
         self,
         client: str,
         shard: int,
-        start: int | str = "earliest",
+        start: int | str | datetime = "earliest",
         *,
         end: int | None = None,
         start_time: Time | datetime | None = None,
@@ -170,11 +222,13 @@ class RemoteHub(Handle):
         coded: bool = False,
         isolation: Isolation = "appended",
         timeout: float | None = None,
-    ) -> Iterator[pa.RecordBatch | Gap]:
+    ) -> Generator[pa.RecordBatch | Gap]:
         """Yield the records of a shard as batches of at most 2 MiB, and Gaps between them. Arguments and errors: see `read_arrow`.
 
         timeout: seconds after which the stream is ended with Unreachable; None: never.
         """
+        if isinstance(start, datetime):
+            start, start_time = "earliest", start
         ticket = Ticket(client, shard, start, end, _time(start_time), _time(end_time), limit, coded, isolation)
         for item in self.items(ticket, timeout):
             if isinstance(item, Gap):
@@ -236,12 +290,23 @@ class RemoteHub(Handle):
         return reading.decode(answer, results[0].body.to_pybytes(), LARGEST_ANSWER)
 
     def _options(self, timeout: float | None) -> flight.FlightCallOptions:
+        if self._is_closed:
+            raise Closed(self._closed_words())
         return connection.call_options(self._security, timeout)
+
+    @property
+    def closed(self) -> bool:
+        """Return whether the connection was closed."""
+        return self._is_closed
 
     def close(self) -> None:
         """Close the connection. Streams in progress raise Closed, at once if other threads wait for them."""
-        self._iterations.end(f"the connection to {self.location} was closed; connect again")
+        self._is_closed = True
+        self._iterations.end(self._closed_words())
         self._client.close()
+
+    def _closed_words(self) -> str:
+        return f"the connection to {self.location} was closed; connect again"
 
     def __enter__(self) -> RemoteHub:
         return self

@@ -38,7 +38,7 @@ from kvspool.opening import logs
 from kvspool.options import Isolation
 from kvspool.queue import is_queue
 from kvspool.system.handles import Handle, close_all
-from shard.shardset import Log
+from shard.merged import Log
 
 LINGER = 0.002  # seconds
 WINDOW = 8 << 20  # bytes

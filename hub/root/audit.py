@@ -22,7 +22,8 @@ from kvspool.journal.verify import JournalVerifyReport
 from kvspool.options import Progress
 from shard import route
 from shard.errors import ShardError
-from shard.shardset import Log, open_shard
+from shard.merged import Log
+from shard.shardset import open_shard
 
 try:
     from hub.root.store import GENERATIONS, PRIVATE, load_generations

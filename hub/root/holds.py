@@ -11,7 +11,7 @@ from hub.root.positions import Position, StoredPositions
 from kvspool import system
 from kvspool.errors import Corruption, UnknownVersion
 from shard import route
-from shard.shardset import Log
+from shard.merged import Log
 
 
 class _Seen(NamedTuple):

@@ -33,7 +33,7 @@ from kvspool.journal.offsets import check_name
 from kvspool.record import NO_TIME
 from kvspool.system import disk, documents
 from shard import route
-from shard.shardset import Log
+from shard.merged import Log
 
 Key = tuple[str, int]  # a client and the index of a shard
 SUFFIX = ".positions"

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
@@ -28,15 +28,18 @@ from hub.root.lease import ReaderLease
 from hub.root.positions import Key, Position
 from hub.root.shards import RootShards
 from kvspool import Gap, Record, Spool, system
-from kvspool.engine.iteration import Iterations, check, check_timeout
+from kvspool.engine.iteration import Iterations, check, check_spin, check_timeout
 from kvspool.errors import Closed, Corruption, GapError, KvspoolError, LogNotFound, NoSuchReader, ReaderBusy, UnknownVersion
 from kvspool.options import Isolation, OnGap, check_isolation
 from kvspool.system import forks
 from kvspool.system.disk import flush_directory
 from kvspool.system.handles import Handle
 from shard import route
-from shard.merge import Cursor, Merge
-from shard.shardset import Log
+from shard.merge import Cursor, FollowingMerge, Merge
+from shard.merged import Log
+
+if TYPE_CHECKING:
+    from shard.following import AsyncMerge
 
 
 class ShardLag(msgspec.Struct, frozen=True):
@@ -122,13 +125,23 @@ class HubReader(Handle):
         self._check_open()
         return self._iterations.add(HubReading(self, limit, on_gap, None, is_bounded=True))
 
-    def follow(self, *, timeout: float | None = None, limit: int | None = None, on_gap: OnGap = "raise") -> HubReading:
+    def follow(
+        self, *, timeout: float | None = None, limit: int | None = None, on_gap: OnGap = "raise", spin: float = 0.0
+    ) -> HubReading:
         """Iterate over the records from the reader's position, and wait for more, and for more clients; see `HubRoot.follow`.
 
         Raises Closed as soon as any thread closes the reader, or the root.
         """
         self._check_open()
-        return self._iterations.add(HubReading(self, limit, on_gap, timeout, is_bounded=False))
+        return self._iterations.add(HubReading(self, limit, on_gap, timeout, is_bounded=False, spin=spin))
+
+    def follow_async(self, *, timeout: float | None = None, limit: int | None = None, on_gap: OnGap = "raise") -> AsyncMerge[Any]:
+        """Iterate with `async for` over the records from the reader's position, and wait for more in the event loop; see `follow`."""
+        from shard.following import AsyncMerge
+
+        self._check_open()
+        reading = self._iterations.add(HubReading(self, None, on_gap, 0.0, is_bounded=False))
+        return AsyncMerge(reading, limit, on_gap, timeout)
 
     def commit(self) -> dict[Key, int]:
         """Store the reader's positions, after all returned records, in all shards at once. Returns them.
@@ -163,6 +176,11 @@ class HubReader(Handle):
     def positions(self) -> dict[Key, int]:
         """Return the next sequence of each shard, by client and shard."""
         return {key: self._place(key).sequence for key in self._positions}
+
+    @property
+    def committed(self) -> dict[Key, int]:
+        """Return the next sequence of each shard as of the last commit."""
+        return {key: one.sequence for key, one in self._committed.items()}
 
     def seek(self, places: Mapping[Key, int]) -> None:
         """Move to these sequences in the given shards; the positions in others don't change. Does not commit.
@@ -314,14 +332,17 @@ class HubReading(Iterator[Any], Handle):
     Several iterators of a reader take turns: each begins at the reader's position. `seek` has the same effect, even inside a loop.
     """
 
-    def __init__(self, owner: HubReader, limit: int | None, on_gap: OnGap, timeout: float | None, is_bounded: bool) -> None:
+    def __init__(
+        self, owner: HubReader, limit: int | None, on_gap: OnGap, timeout: float | None, is_bounded: bool, spin: float = 0.0
+    ) -> None:
         self.missed = 0
         self._owner = owner
         self._left = check(limit, on_gap)
         self._on_gap = on_gap
         self._timeout = check_timeout(timeout)
+        self._spin = check_spin(spin)
         self._is_bounded = is_bounded
-        self._merge: Merge | None = None
+        self._merge: Merge[Any] | None = None
         self._is_closed = False
         self._why = ""  # why the iteration ended: its reader or root was closed
 
@@ -345,7 +366,7 @@ class HubReading(Iterator[Any], Handle):
             raise Closed(self._why)
         raise StopIteration
 
-    def _take(self, merge: Merge) -> Any:
+    def _take(self, merge: Merge[Any]) -> Any:
         try:
             item = next(merge)
             self._owner.pass_by(merge.last, item)
@@ -371,16 +392,21 @@ class HubReading(Iterator[Any], Handle):
         if told:
             raise told.popleft()
 
-    def _begin(self) -> Merge:
+    @property
+    def merge(self) -> FollowingMerge[Any] | None:
+        """Return the merge that a follower reads at present; see `shard.following.Followed`."""
+        return self._merge if isinstance(self._merge, FollowingMerge) else None
+
+    def _begin(self) -> Merge[Any]:
         owner = self._owner
         owner.has_turn(self)  # raises Closed before anything is opened
         owner.take_turn(self)
         self.let_go()
         if self._is_bounded:
-            merge = Merge(None, "yield")
+            merge: Merge[Any] = Merge(None, "yield")
             owner.root.add_shards(merge, partial(owner.cursor, bounded=True), is_bounded=True)
         else:
-            merge = _Following(owner, self._timeout)
+            merge = _Following(owner, self._timeout, self._spin)
             try:
                 merge.add_new()
             except BaseException:
@@ -423,8 +449,8 @@ class HubReading(Iterator[Any], Handle):
 class _Following(FollowingRoot):
     """Reads each shard from the reader's position there."""
 
-    def __init__(self, owner: HubReader, timeout: float | None) -> None:
-        super().__init__(owner.root, None, "yield", timeout, owner.isolation)
+    def __init__(self, owner: HubReader, timeout: float | None, spin: float) -> None:
+        super().__init__(owner.root, None, "yield", timeout, owner.isolation, spin)
         self._owner = owner
 
     def add_new(self) -> None:

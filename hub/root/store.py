@@ -46,7 +46,8 @@ from kvspool.system.descriptor import Descriptor
 from kvspool.system.handles import Handle
 from shard import descriptors, route
 from shard.errors import ShardError
-from shard.shardset import Log, open_shard
+from shard.merged import Log
+from shard.shardset import open_shard
 
 GENERATIONS = "generations.json"
 MIRRORED = "mirror.json"  # in a shard that is pulled from another hub; see `mirror`

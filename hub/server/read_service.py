@@ -32,7 +32,8 @@ from kvspool.journal import Journal
 from kvspool.options import TIMEOUT
 from kvspool.record import Gap
 from kvspool.system.handles import Handle
-from shard.shardset import Log, open_shard
+from shard.merged import Log
+from shard.shardset import open_shard
 
 LARGEST_CRITERIA = 200  # bytes
 BATCH_BYTES = 2 << 20  # of the values of a batch: a tenth less work than with half of it, and hardly less with more

@@ -24,7 +24,8 @@ from kvspool.options import TIMEOUT
 from kvspool.system.handles import Handle
 from shard import descriptors, route
 from shard.errors import ShardError
-from shard.shardset import Log, open_shard
+from shard.merged import Log
+from shard.shardset import open_shard
 
 LOOK = 0.25  # seconds between two checks of all shards
 REST = 10  # times the duration of such a check, before the next one

@@ -29,8 +29,8 @@ from hub.spark.workers import settle
 from kvspool.producers import Pieces
 from kvspool.system.handles import Handle, close_all
 from shard import ShardSet
+from shard.merged import Log
 from shard.producers import grouped, int32s, laid_out, shards_of
-from shard.shardset import Log
 
 if TYPE_CHECKING:
     import pyarrow

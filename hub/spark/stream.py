@@ -30,7 +30,7 @@ from hub.spark.errors import DataLossError
 from hub.spark.opening import open_shards
 from hub.spark.options import ReadOptions
 from hub.spark.planning import Task, plan
-from hub.spark.shards import Extent, ShardKey, Shards
+from hub.spark.shards import Extent, ShardKey, SparkShards
 from kvspool.errors import KvspoolError, LogNotFound, ReaderBusy
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         reading.check_columns(schema)
         self._options = options
         self._schema = schema
-        self._shards: Shards | None = None  # the driver's, since its first look
+        self._shards: SparkShards | None = None  # the driver's, since its first look
         self._extents: dict[ShardKey, Extent] = {}  # of the last look
         self._initial: Json | None = None
         self._unfit: ValueError | KvspoolError | None = None  # why no new query can start with these options

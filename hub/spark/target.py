@@ -21,7 +21,8 @@ from kvspool.engine import sizes
 from kvspool.errors import KvspoolError, LogExists, LogNotFound
 from kvspool.opening import logs
 from shard import ShardSet, route
-from shard.shardset import Log, open_shard
+from shard.merged import Log
+from shard.shardset import open_shard
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

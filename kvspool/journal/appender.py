@@ -30,7 +30,7 @@ from kvspool.engine import locks, producer_table
 from kvspool.errors import DO_NOT_REPEAT, Corruption, KvspoolError, LogVanished, OutOfRange, Poisoned, Reentered, say_what_is_stored
 from kvspool.journal.control import MAGIC, NOT_BEGUN, Control, Page, flush_noted
 from kvspool.journal.damage import find_after
-from kvspool.journal.format import LAST_SEQUENCE, WHOLE, Before, Format, Rows, Scan
+from kvspool.journal.format import LAST_SEQUENCE, WHOLE, Before, Format, JournalRows, Scan
 from kvspool.journal.segment import Archived
 from kvspool.journal.segments import Segment, Segments
 from kvspool.journal.times import latest_time
@@ -43,7 +43,7 @@ from kvspool.system.descriptor import Descriptor
 from kvspool.system.handles import Handle
 
 if TYPE_CHECKING:
-    from kvspool.journal.dropping import Room
+    from kvspool.journal.dropping import AppenderRetention
 
 IS_ONE_STEP = TWIN == "compiled"  # an append to the tail: it needs no lock between threads, and no signal handler interrupts it
 SHOWN = 1 << 16  # bytes of a cut that a report contains
@@ -94,7 +94,7 @@ class Appender(Handle):
         mode: int,
         timeout: float,
         torn: list[Torn],
-        room: Room | None = None,
+        room: AppenderRetention | None = None,
         on_roll: OnRoll | None = None,
         producers: ProducerStates | None = None,
     ) -> None:
@@ -215,7 +215,7 @@ class Appender(Handle):
         self.control.unlock()
         self._thread = 0
 
-    def append(self, batch: Rows, page: Page, at: int | None = None, advice: str = DO_NOT_REPEAT) -> range:
+    def append(self, batch: JournalRows, page: Page, at: int | None = None, advice: str = DO_NOT_REPEAT) -> range:
         """Append all records of a batch, under the append lock, and return their sequences.
 
         at: the required sequence of the first one; one later than the next leaves out those in between. Raises OutOfRange if it is

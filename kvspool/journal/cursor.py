@@ -38,7 +38,7 @@ FARTHEST = 1 << 26  # bytes after damage that are searched for a sound frame
 Take = Callable[[bytes, int, int], Scan]  # takes up to a number of records from bytes; the first has this sequence; see Format.scan
 
 
-class Place(NamedTuple):
+class SegmentPlace(NamedTuple):
     """A byte of a segment, and the sequence to begin with: of the record there, or, after damage, of a later one.
 
     `there` is the sequence of the record at the byte in that case, -1 otherwise.
@@ -57,7 +57,7 @@ class Cursor:
     limit: returns each time the first sequence that may not be read yet; None: all may be read.
     """
 
-    def __init__(self, segments: Segments, place: Place, end: int | None, limit: Callable[[], int] | None = None) -> None:
+    def __init__(self, segments: Segments, place: SegmentPlace, end: int | None, limit: Callable[[], int] | None = None) -> None:
         self.limit = limit
         self.segments = segments
         self.end = end

@@ -43,7 +43,7 @@ SYNC_INTERVAL = 1.0  # seconds between two flushes at the level "os"
 TRIES = 2  # to open the tail's last segment; others may begin a new one
 
 
-class Target(Handle):
+class FlushedSegment(Handle):
     """The last segment, kept open by one handle for flushes, until it flushes a later one or is closed.
 
     It closes when the object is freed: a thread may be flushing it.
@@ -68,12 +68,12 @@ class Patience:
         return max(0.0, self._deadline - system.port.monotonic())
 
 
-class Flusher(Handle):
+class JournalFlusher(Handle):
     """Flushes a journal for one handle; all of its threads may use it."""
 
     def __init__(self, journal: JournalHandle) -> None:
         self._journal = journal
-        self._target: Target | None = None
+        self._target: FlushedSegment | None = None
         self._flush_turn: Any = threading.RLock()  # without a tail, one thread at a time flushes
         self._leader = 0  # that thread
 
@@ -152,7 +152,7 @@ class Flusher(Handle):
             return covered
         return self._flush(held, Patience(patience.timeout))
 
-    def _begin(self, held: Control, group: FlushGroup, patience: Patience) -> tuple[Tail, Target] | None:
+    def _begin(self, held: Control, group: FlushGroup, patience: Patience) -> tuple[Tail, FlushedSegment] | None:
         """Return the last segment, after the tail has stored the goal of its flush; None if the long way is needed."""
         for _ in range(TRIES):
             tail, target = held.tail, self._target
@@ -160,10 +160,10 @@ class Flusher(Handle):
                 raise Closed(f"{held.path} was removed, and another thread has opened the file that now has the name")
             if tail is not None and target is not None and tail.begin_flush(*target.place) != tails.SLOW:
                 return None if self._is_blank(target, tail.flush_end) else (tail, target)
-            self._target = self._journal.under_lock(patience.left, lambda appender, page: Target(appender.reopened(page)))
+            self._target = self._journal.under_lock(patience.left, lambda appender, page: FlushedSegment(appender.reopened(page)))
         return None
 
-    def _is_blank(self, target: Target, end: int) -> bool:
+    def _is_blank(self, target: FlushedSegment, end: int) -> bool:
         """Return whether the segment ends there in bytes that could be zeros left by a crash."""
         return self._journal.format.reads_zeros and not any(target.segment.read(max(0, end - BLANK), BLANK))
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from kvspool.engine.producer_table import ProducerTable
 from kvspool.errors import Unsupported
 from kvspool.journal.cursor import Cursor, Reading
-from kvspool.journal.format import Batch
+from kvspool.journal.format import JournalBatch
 from kvspool.log import CAPABILITIES
 from kvspool.producers import BatchTransaction, ColumnPieces, ListedRows, Pieces, TableLocation
 from kvspool.record import Record
@@ -53,7 +53,7 @@ class ProducingJournal(Protocol):
 
     def prepare(
         self, values: Iterable[Any], keys: Iterable[bytes | str | None] | None = None, type: int = 0, timestamp: int | None = None
-    ) -> Batch: ...
+    ) -> JournalBatch: ...
 
     def sync(self, timeout: float | None = None) -> int: ...
 

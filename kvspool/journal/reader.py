@@ -10,7 +10,7 @@ import msgspec
 
 from kvspool.engine.iteration import Iterations, check_timeout
 from kvspool.errors import Closed, GapError, OutOfRange, Truncated
-from kvspool.journal.cursor import Cursor, Following, Place, Reading
+from kvspool.journal.cursor import Cursor, Following, Reading, SegmentPlace
 from kvspool.journal.offsets import Lease
 from kvspool.options import Isolation, OnGap, Start, check_isolation
 from kvspool.reader import Lag, Reader
@@ -45,15 +45,15 @@ class ReadableJournal(Protocol):
 
     def committed(self) -> None: ...
 
-    def cursor_from(self, place: Place, end: int | None, isolation: Isolation = "appended") -> Cursor: ...
+    def cursor_from(self, place: SegmentPlace, end: int | None, isolation: Isolation = "appended") -> Cursor: ...
 
     def end_of_read(self, isolation: Isolation) -> int: ...
 
     def lag(self, sequence: int) -> Lag: ...
 
-    def place(self, start: Start) -> Place: ...
+    def place(self, start: Start) -> SegmentPlace: ...
 
-    def place_seen(self, start: Start, isolation: Isolation) -> Place: ...
+    def place_seen(self, start: Start, isolation: Isolation) -> SegmentPlace: ...
 
     def readable_end(self) -> int: ...
 
@@ -136,7 +136,7 @@ class JournalReader(Reader):
         self._check_open()
         return self._journal.cursor_from(self._place(), end, self.isolation)
 
-    def _place(self) -> Place:
+    def _place(self) -> SegmentPlace:
         return self._journal.place(self._journal.clamped(self._sequence))
 
     # Opening and closing.

@@ -46,8 +46,8 @@ from kvspool.options import DURABILITIES, Durability
 from kvspool.queue import format, header
 from kvspool.queue.chain import Chain
 from kvspool.queue.chunk import Chunk, file_size, refuse_shorter
-from kvspool.queue.flusher import Flusher
-from kvspool.queue.sleeper import Sleeper, Watched
+from kvspool.queue.flusher import QueueFlusher
+from kvspool.queue.sleeper import QueueSleeper, Watched
 from kvspool.system import filesystems, forks
 from kvspool.system.handles import Handle
 
@@ -111,8 +111,8 @@ class ChunkQueue(Handle):
     def _reset(self) -> None:
         self._turn = threading.Lock()
         self._inside = 0  # the thread inside an operation
-        self._sleepers: list[Sleeper] = []
-        self._flusher = Flusher(self.path, self._held)
+        self._sleepers: list[QueueSleeper] = []
+        self._flusher = QueueFlusher(self.path, self._held)
         self._chain: Chain | None = None
         self._ends = Ends()
         self._is_quick = False
@@ -538,9 +538,9 @@ class ChunkQueue(Handle):
         return got
 
     @contextmanager
-    def _asleep(self) -> Iterator[Sleeper]:
+    def _asleep(self) -> Iterator[QueueSleeper]:
         """Return a sleeper that no other thread uses. They are kept, since closing one can take milliseconds."""
-        sleeper = self._sleepers.pop() if self._sleepers else Sleeper()
+        sleeper = self._sleepers.pop() if self._sleepers else QueueSleeper()
         try:
             yield sleeper
         finally:

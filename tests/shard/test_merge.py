@@ -25,7 +25,7 @@ import kvspool
 import shard
 from kvspool import Gap, system
 from kvspool.errors import Corruption, LogVanished
-from kvspool.journal import Batch
+from kvspool.journal import JournalBatch
 from kvspool.kernel.frames import TWIN
 from kvspool.record import NO_TIME
 from shard import ShardSet
@@ -153,8 +153,8 @@ shards.shards[1].append("other", timestamp=2)
 
 def test_records_without_a_time_come_first(tmp_path: Path) -> None:
     with shard.create(tmp_path / "root", prefix="p", bits=1, format="sej") as shards:
-        shards.shards[0].append_batch(Batch([b"1970"], timestamps=[0]))
-        shards.shards[1].append_batch(Batch([b"none"], timestamps=[NO_TIME]))
+        shards.shards[0].append_batch(JournalBatch([b"1970"], timestamps=[0]))
+        shards.shards[1].append_batch(JournalBatch([b"none"], timestamps=[NO_TIME]))
         assert [record.value for record in shards.read()] == [b"none", b"1970"]
 
 

@@ -199,7 +199,7 @@ class Fuzzed:
             sidecar = log.format.sidecar(self.path)
             places = next(self.root.rglob("r.ofs"))
             hint = sidecar / "index" / f"{log.bases()[0]:016x}.idx"
-            index.store(hint, 0, [index.Entry(66, 1, 0)])
+            index.store(hint, 0, [index.SegmentIndexEntry(66, 1, 0)])
             self.parts = [self.first, self.last, log.format.lock_file(self.path), sidecar / "kvspool.json", places, hint]
         self.good = {path: path.read_bytes() for path in self.root.rglob("*") if path.is_file()}
 
