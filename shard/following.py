@@ -22,7 +22,7 @@ class Followed(Protocol):
     """An iteration over a following merge with the timeout 0: it ends whenever there is no record, and continues later."""
 
     @property
-    def lost(self) -> int:
+    def missed(self) -> int:
         """Return how many sequences were in Gaps so far."""
 
     @property
@@ -51,9 +51,9 @@ class AsyncMerge(AsyncIterator[R], Generic[R], Handle):
         self._is_closed = False
 
     @property
-    def lost(self) -> int:
+    def missed(self) -> int:
         """Return how many sequences were in Gaps so far."""
-        return self._followed.lost
+        return self._followed.missed
 
     async def __anext__(self) -> R:
         if self._left == 0:

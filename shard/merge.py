@@ -55,9 +55,9 @@ class Values(Iterator[Any], Handle):
         self._merge = merge
 
     @property
-    def lost(self) -> int:
+    def missed(self) -> int:
         """Return how many sequences were in Gaps so far."""
-        return int(self._merge.lost)
+        return int(self._merge.missed)
 
     def __next__(self) -> Any:
         item = next(self._merge)
