@@ -20,6 +20,7 @@ from kvspool import Codec
 from kvspool.engine import sizes
 from kvspool.errors import KvspoolError, LogExists, LogNotFound
 from kvspool.opening import logs
+from kvspool.record import PORTABLE
 from shard import ShardSet, route
 from shard.merged import Log
 from shard.shardset import open_shard
@@ -27,7 +28,6 @@ from shard.shardset import open_shard
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-CODECS = {"raw": Codec.RAW, "text": Codec.TEXT, "json": Codec.JSON, "msgpack": Codec.MSGPACK}
 FORMATS = ("spool", "kvj")
 NAMES = ("path", "topic", "prefix", "bits", "capacity", "format", "codec", "durability", "changedBatch", "memory")
 IGNORED = frozenset({"checkpointlocation", "queryname"})  # Spark's own options of every stream
@@ -248,8 +248,8 @@ def _codec(name: str | None, schema: StructType) -> int:
     if name is None:
         is_text = any(field.name.lower() == "value" and isinstance(field.dataType, StringType) for field in schema.fields)
         return Codec.TEXT if is_text else Codec.RAW
-    if name not in CODECS:
-        raise ValueError(f"option codec is one of {', '.join(CODECS)}, not {name!r}")
-    return CODECS[name]
+    if name not in PORTABLE:
+        raise ValueError(f"option codec is one of {', '.join(PORTABLE)}, not {name!r}")
+    return PORTABLE[name]
 
 

@@ -193,7 +193,7 @@ def create(
         make = partial(_make_spool, target, {**asked, "capacity": size}, mode, touched, timeout, allow_unsafe_fs)
     else:
         if codec == "keyed":
-            raise ValueError("keyed values need the key table of a spool; a journal takes json or msgpack")
+            raise ValueError(f"keyed values need the key table of a spool; a journal takes {' or '.join(settings.CODECS)}")
         form = FORMATS[format](**{name: sizes.parse(value) for name, value in limits.items()})
         asked |= {"retention": retention, "first_sequence": first_sequence, "limits": form.limits()}
         make = partial(journals.create, target, form, Settings(**asked), mode=mode, timeout=timeout)

@@ -29,6 +29,7 @@ from kvspool.errors import (
     NotAFile,
     NotALog,
     Truncated,
+    UnknownVersion,
 )
 from kvspool.kernel import frames_py as frames
 from kvspool.kernel.frames import FrameReader, FrameSurvey, FrameWriter
@@ -213,8 +214,9 @@ class SpoolFiles(Handle):
         header = checked(format.HEADER, raw, path, format.CONTROL_MAGIC)
         check_capacity(header.capacity, header.data_start, path)
         is_known = header.policy < len(format.POLICIES) and header.codec in STRUCTURED.values()
-        is_known = is_known and header.durability < len(DURABILITIES)
-        if header.control_bytes != format.control_bytes(header.capacity) or not is_known:
+        if not is_known or header.durability >= len(DURABILITIES):  # the header is sound: its checksum was right
+            raise UnknownVersion(f"{path}: a newer kvspool created this log, with an unknown codec, policy or durability; upgrade kvspool")
+        if header.control_bytes != format.control_bytes(header.capacity):
             raise Corruption(f"{path}: its header contradicts itself")
         self._check_size(self.control_fd, header.control_bytes, path)
         return header
