@@ -67,7 +67,7 @@ def append(
     began: start of this attempt at the batch, ns since 1970. keep: hours for which a shard keeps the account at least if its table is full;
     0: seven days.
 
-    Raises SinkError for a row that can't be written, and the errors of appending: rows appended by then are in the accounts.
+    Raises SparkSinkError for a row that can't be written, and the errors of appending: rows appended by then are in the accounts.
     """
     topics: dict[str, _Topic] = {}
     records = 0
@@ -169,7 +169,7 @@ class _Topic:
         self.pieces: dict[int, Pieces] = {}
 
     def add(self, rows: pyarrow.RecordBatch) -> None:
-        """Add rows, without a copy. Raises SinkError, ValueError for values that can't be stored."""
+        """Add rows, without a copy. Raises SparkSinkError, ValueError for values that can't be stored."""
         stored = rows.select([name for name in STORED if name in rows.schema.names])
         columns = laid_out(self.shards, stored, self._target.codec)
         count = len(self.shards.shards)
@@ -180,7 +180,7 @@ class _Topic:
         """Append the gathered rows, and close the shards.
 
         Return how many records of complete parts were already stored, and by shard the other producers that had appended to the batch
-        before this attempt began. Raises SinkError for a stored part with another number of rows.
+        before this attempt began. Raises SparkSinkError for a stored part with another number of rows.
         """
         repeated = 0
         others = {}
@@ -207,7 +207,7 @@ class _Topic:
         return repeated, others
 
     def _check_count(self, stored: int, pieces: Pieces, shard: int, producer: str, batch: int) -> None:
-        """Raise SinkError if a stored part has another number of rows than now, or belongs to a batch before the last one.
+        """Raise SparkSinkError if a stored part has another number of rows than now, or belongs to a batch before the last one.
 
         The account of such an earlier batch no longer exists.
         """

@@ -133,7 +133,7 @@ class SinkTarget:
     def open(self, topic: str) -> ShardSet:
         """Open the shards of a topic; create missing ones if `bits` is given. Tasks call this too.
 
-        Raises SinkError for a missing topic without `bits`, and the errors of opening logs.
+        Raises SparkSinkError for a missing topic without `bits`, and the errors of opening logs.
         """
         if self.is_log:
             return ShardSet(self.path.parent, self.path.name, [open_shard(self.path, 10.0)])
@@ -152,7 +152,7 @@ class SinkTarget:
             return ShardSet.open(self.path, prefix=topic)
 
     def check_topic(self, topic: str | None) -> str:
-        """Return a row's topic. Raises SinkError for a missing or impossible one, and for another one than the log's."""
+        """Return a row's topic. Raises SparkSinkError for a missing or impossible one, and for another one than the log's."""
         if topic is None:
             raise SparkSinkError(
                 "[KVSPOOL_NULL_TOPIC_IN_DATA] column topic is null in a row; fill it, drop those rows, or give option topic for all"
