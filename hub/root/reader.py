@@ -84,7 +84,7 @@ class HubReader(Handle):
         self.name = name
         self.isolation = check_isolation(isolation)
         self.root = root
-        self.told: deque[ShardReplaced] = deque()  # the next iterator raises these first
+        self.pending: deque[ShardReplaced] = deque()  # errors: the next iterator raises these first
         self._start = start
         self._path = positions.path_of(root.path, name)
         self._positions: dict[Key, Position] = {}
@@ -239,7 +239,7 @@ class HubReader(Handle):
         cursor = log.cursor("earliest", bounded=bounded, isolation=self.isolation)
         self._move_one(key, _position(path, log, int(cursor.sequence)))
         if why and position is not None:
-            self.told.append(ShardReplaced(str(path), *key, position.sequence, int(cursor.sequence), why))
+            self.pending.append(ShardReplaced(str(path), *key, position.sequence, int(cursor.sequence), why))
         return cursor
 
     def _move_one(self, key: Key, position: Position) -> None:
@@ -351,7 +351,7 @@ class HubReading(Iterator[Any], Handle):
             merge = self._merge
             if merge is None or not self._owner.has_turn(self):
                 merge = self._begin()
-            self._tell()
+            self._raise_pending()
             item = self._take(merge)
             if not isinstance(item, Gap):
                 if self._left > 0:
@@ -384,13 +384,13 @@ class HubReading(Iterator[Any], Handle):
             self._owner.lose_turn()  # interrupted: an item may have been taken that was not returned
             raise
 
-    def _tell(self) -> None:
+    def _raise_pending(self) -> None:
         """Raise a pending error of the reader."""
-        told = self._owner.told
+        pending = self._owner.pending
         if self._on_gap == "skip":
-            told.clear()
-        if told:
-            raise told.popleft()
+            pending.clear()
+        if pending:
+            raise pending.popleft()
 
     @property
     def merge(self) -> FollowingMerge[Any] | None:

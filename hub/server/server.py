@@ -134,7 +134,7 @@ class _Backend(flight.FlightServerBase, Handle):  # type: ignore[misc]
         def list_them(caller: Standing, _: ProxiedConnection) -> Iterator[flight.FlightInfo]:
             return self._hub.read_service.flights(criteria, self._hub.listing_right(caller), context.is_cancelled)
 
-        return self._tell(context, len(criteria), list_them)
+        return self._answer_once(context, len(criteria), list_them)
 
     def get_flight_info(self, context: Any, descriptor: Any) -> flight.FlightInfo:
         """Return the description of a client."""
@@ -143,7 +143,7 @@ class _Backend(flight.FlightServerBase, Handle):  # type: ignore[misc]
         def say(caller: Standing, _: ProxiedConnection) -> flight.FlightInfo:
             return self._hub.read_service.info(descriptor, self._hub.reading_right(caller), context.is_cancelled)
 
-        return self._tell(context, size, say)
+        return self._answer_once(context, size, say)
 
     def do_get(self, context: Any, ticket: Any) -> flight.FlightDataStream:
         """Serve the records of a shard."""
@@ -156,7 +156,7 @@ class _Backend(flight.FlightServerBase, Handle):  # type: ignore[misc]
                 ticket.ticket, right, lambda size: connection.progress(size >> 8), context.is_cancelled, connection.close
             )
 
-        return self._tell(context, len(ticket.ticket), read)
+        return self._answer_once(context, len(ticket.ticket), read)
 
     def list_actions(self, context: Any) -> list[tuple[str, str]]:
         """Return the list of actions."""
@@ -165,16 +165,16 @@ class _Backend(flight.FlightServerBase, Handle):  # type: ignore[misc]
     def do_action(self, context: Any, action: Any) -> Any:
         """Answer a question about the whole hub."""
         asked = action.type, action.body.to_pybytes()
-        return self._tell(context, len(asked[1]), lambda caller, _: self._hub.act(caller, *asked, context.is_cancelled))
+        return self._answer_once(context, len(asked[1]), lambda caller, _: self._hub.act(caller, *asked, context.is_cancelled))
 
-    def _tell(self, context: Any, size: int, tell: Callable[[Standing, ProxiedConnection], Any]) -> Any:
+    def _answer_once(self, context: Any, size: int, reply: Callable[[Standing, ProxiedConnection], Any]) -> Any:
         """Answer a reading call with a request of `size` bytes; it counts as one of its caller's calls until the last answer is sent."""
 
         def answer(caller: Standing, connection: ProxiedConnection) -> Any:
             held = self._hub.authentication.held(context)
             held.callback(connection.progress, size)
             held.enter_context(self._hub.meters.of(caller.principal.name, caller.principal.quota).call(connection))
-            return tell(caller, connection)
+            return reply(caller, connection)
 
         return self._answer(context, answer)
 

@@ -59,8 +59,8 @@ class ShardWriter(DataSourceArrowWriter):
         """Let the logs of this host drop the accounts of this job when they need the space."""
         existing = replace(self.target, bits=None)  # nothing is created here
         of_all = self.target.path.name if self.target.is_log else self.target.topic
-        told = {topic for message in messages if isinstance(message, Appended) for topic in message.shards}
-        for topic in sorted(told if of_all is None else {of_all}):
+        topics = {topic for message in messages if isinstance(message, Appended) for topic in message.shards}
+        for topic in sorted(topics if of_all is None else {of_all}):
             try:
                 with existing.open(topic) as opened:
                     for log in opened.shards:
