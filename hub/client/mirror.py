@@ -189,7 +189,7 @@ class Mirror(Handle):
             key = state.client, state.shard
             shard = self._shards.get(key)
             if shard is None or not shard.is_of(source, state):
-                self._let_go(key)
+                self._close_shard(key)
                 shard = self._shards[key] = MirroredShard(self.root, source, state)
             shard.state, shard.is_settled = state, False
 
@@ -256,9 +256,9 @@ class Mirror(Handle):
         self._open.pop(key, None)
         self._open[key] = shard
         if len(self._open) > descriptors.affordable(MOST_OPEN, 2):
-            self._let_go(next(iter(self._open)))
+            self._close_shard(next(iter(self._open)))
 
-    def _let_go(self, key: tuple[str, int]) -> None:
+    def _close_shard(self, key: tuple[str, int]) -> None:
         shard = self._open.pop(key, None)
         if shard is not None:
             shard.close()
@@ -300,7 +300,7 @@ class Mirror(Handle):
     def close(self) -> None:
         """Release the root."""
         for key in list(self._open):
-            self._let_go(key)
+            self._close_shard(key)
         if not self._lock.is_closed:
             with self._lock as fd:
                 system.port.unlock_file(fd)

@@ -258,7 +258,7 @@ class HubReader(Handle):
     def take_turn(self, reading: HubReading) -> None:
         """Let an iterator begin at the reader's position; the read-ahead of another iterator is dropped."""
         if self._turn is not None:
-            self._turn.let_go()
+            self._turn.release()
         self._turn = reading
 
     def has_turn(self, reading: HubReading) -> bool:
@@ -295,7 +295,7 @@ class HubReader(Handle):
         try:
             self.end(self._closed_words())
         finally:
-            self._let_go()
+            self._release()
 
     def end(self, why: str) -> None:
         """End all iterations, because the reader or its root was closed."""
@@ -306,12 +306,12 @@ class HubReader(Handle):
 
     def forked(self) -> None:
         """Detach in a forked child: the name belongs to the parent."""
-        self._let_go()
+        self._release()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         turn, self._turn = self._turn, None
         if turn is not None:
-            turn.let_go()
+            turn.release()
         taken, self._lease = self._lease, None
         if taken is not None:
             taken.close()
@@ -401,7 +401,7 @@ class HubReading(Iterator[Any], Handle):
         owner = self._owner
         owner.has_turn(self)  # raises Closed before anything is opened
         owner.take_turn(self)
-        self.let_go()
+        self.release()
         if self._is_bounded:
             merge: Merge[Any] = Merge(None, "yield")
             owner.root.add_shards(merge, partial(owner.cursor, bounded=True), is_bounded=True)
@@ -421,7 +421,7 @@ class HubReading(Iterator[Any], Handle):
         """Return whether records of a shard may yet be returned."""
         return self._merge is not None and key in self._merge.sources
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Close the logs that are read; the next call reopens them."""
         merge, self._merge = self._merge, None
         if merge is not None:
@@ -431,7 +431,7 @@ class HubReading(Iterator[Any], Handle):
         """Close all logs and end the iteration, also one that waits in another thread."""
         self._is_closed = True
         self._left = 0
-        self.let_go()
+        self.release()
 
     def end(self, why: str) -> None:
         """Close the iteration because its reader or root was closed: every call raises Closed with the words `why`."""
