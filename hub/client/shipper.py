@@ -322,7 +322,7 @@ class ShipSession(Handle):
         # Bytes that one question covers while more records are available: never more than a window, which waits for an answer.
         self._question = min(shipper.window, max(self._batch_bytes, shipper.window // QUESTIONS))
         # The next batch to send: it asks for an acknowledgement if it is the last one for now.
-        self._held: tuple[LogSender, SequencedBatch] | None = None
+        self._unsent: tuple[LogSender, SequencedBatch] | None = None
         self._unanswered: deque[int] = deque()  # bytes covered by each unanswered question
         self._unasked = 0
         self._committed = self._pinged = self._looked = system.port.monotonic()
@@ -376,19 +376,19 @@ class ShipSession(Handle):
             if rows is not None:
                 size += rows.size
                 has_more = has_more or rows.batch.num_rows == MOST_ROWS or rows.size > self._batch_bytes // 2
-                self._send_held(is_last=False)
-                self._held = sender, rows
-        self._send_held(is_last=not has_more)
+                self._send_unsent(is_last=False)
+                self._unsent = sender, rows
+        self._send_unsent(is_last=not has_more)
         if not has_more and self._unasked:
             self._ask()  # the end of a backlog was not recognised as such, or the last lane was quarantined
         self._drop_failed()
         return size, has_more
 
-    def _send_held(self, *, is_last: bool) -> None:
-        """Send the held batch. It asks for an acknowledgement if it is the last for now, or if enough was sent since the last question."""
-        if self._held is None:
+    def _send_unsent(self, *, is_last: bool) -> None:
+        """Send the unsent batch. It asks for an acknowledgement if it is the last for now, or if enough was sent since the last question."""
+        if self._unsent is None:
             return
-        (sender, rows), self._held = self._held, None
+        (sender, rows), self._unsent = self._unsent, None
         self._make_room()
         if sender.error is not None:
             return  # the hub has refused it in the meantime

@@ -120,10 +120,10 @@ class Authentication(flight.ServerMiddlewareFactory):  # type: ignore[misc]
         """Return the principal's rights, kept current during its call."""
         return Standing(self, context, principal)
 
-    def held(self, context: Any) -> ExitStack:
+    def resources(self, context: Any) -> ExitStack:
         """Return a stack that is closed when a call is over and its last answer was sent, after the handler has returned."""
         caller: _Caller = context.get_middleware(KEY)
-        return caller.held
+        return caller.resources
 
     def check(self, context: Any, principal: Principal, is_allowed: bool, what: str) -> None:
         """Raise FlightUnauthorizedError, and log it, unless `is_allowed`; `what` completes "may not"."""
@@ -149,12 +149,12 @@ class _Caller(flight.ServerMiddleware):  # type: ignore[misc]
         super().__init__()
         self.principal = principal
         self.call = call
-        self.held = ExitStack()
+        self.resources = ExitStack()
 
     def call_completed(self, exception: Exception | None) -> None:
         """Release the call's resources. Flight calls this, however the call ended."""
         try:
-            self.held.close()
+            self.resources.close()
         finally:
             self.call.end()
 

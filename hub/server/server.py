@@ -149,7 +149,7 @@ class _Backend(flight.FlightServerBase, Handle):  # type: ignore[misc]
         """Serve the records of a shard."""
 
         def read(caller: Standing, connection: ProxiedConnection) -> flight.FlightDataStream:
-            self._hub.authentication.held(context).enter_context(connection.streaming())
+            self._hub.authentication.resources(context).enter_context(connection.streaming())
             # For each batch a client sends a few bytes; more than one byte for each 256 would be abnormal.
             right = self._hub.reading_right(caller)
             return self._hub.read_service.read(
@@ -171,9 +171,9 @@ class _Backend(flight.FlightServerBase, Handle):  # type: ignore[misc]
         """Answer a reading call with a request of `size` bytes; it counts as one of its caller's calls until the last answer is sent."""
 
         def answer(caller: Standing, connection: ProxiedConnection) -> Any:
-            held = self._hub.authentication.held(context)
-            held.callback(connection.progress, size)
-            held.enter_context(self._hub.meters.of(caller.principal.name, caller.principal.quota).call(connection))
+            resources = self._hub.authentication.resources(context)
+            resources.callback(connection.progress, size)
+            resources.enter_context(self._hub.meters.of(caller.principal.name, caller.principal.quota).call(connection))
             return reply(caller, connection)
 
         return self._answer(context, answer)
