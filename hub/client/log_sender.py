@@ -222,14 +222,14 @@ class LogSender(Handle):
             return False
         if self._is_gone:
             try:
-                self._take_anew()
+                self._take_again()
             except LogNotFound:
                 self.retry_at = system.port.monotonic() + LOOK_AGAIN
                 return False
         self.error = self.retry_at = None
         return True
 
-    def _take_anew(self) -> None:
+    def _take_again(self) -> None:
         """Switch to the log at the path. After an error, no log can be used until another call has succeeded."""
         log = logs.open_store(self.path)
         with suppress(KvspoolError, OSError):  # the old one can't be synced any more
