@@ -385,7 +385,7 @@ class ShipSession(Handle):
         return size, has_more
 
     def _send_unsent(self, *, is_last: bool) -> None:
-        """Send the unsent batch. It asks for an acknowledgement if it is the last for now, or if enough was sent since the last question."""
+        """Send the unsent batch. It asks for an acknowledgement if it is the last for now, or after enough bytes without a question."""
         if self._unsent is None:
             return
         (sender, rows), self._unsent = self._unsent, None

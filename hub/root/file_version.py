@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from kvspool import system
 
-SETTLED = 100_000_000  # ns; a later change may get the same time, because the kernel's clock ticks coarsely
+STABLE = 100_000_000  # ns; a later change may get the same time, because the kernel's clock ticks coarsely
 
 
 class FileVersion(NamedTuple):
@@ -24,9 +24,9 @@ class FileVersion(NamedTuple):
         return None if status is None else cls(status.st_ino, status.st_mtime_ns, status.st_size)
 
     @property
-    def is_settled(self) -> bool:
+    def is_stable(self) -> bool:
         """Return whether another change would get another stamp."""
-        return system.port.now() - self.changed >= SETTLED
+        return system.port.now() - self.changed >= STABLE
 
 
-UNSETTLED = FileVersion(-1, -1, -1)  # equal to no file's
+UNSTABLE = FileVersion(-1, -1, -1)  # equal to no file's

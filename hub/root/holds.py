@@ -74,7 +74,7 @@ class RetentionHolds:
             self._seen.pop(name, None)
             return None
         seen = self._seen.get(name)
-        if seen is None or seen.version != version or not version.is_settled:
+        if seen is None or seen.version != version or not version.is_stable:
             try:
                 stored = positions.load(path)
             except (Corruption, UnknownVersion):

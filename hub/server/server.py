@@ -326,7 +326,7 @@ class HubServer(Handle):
         if self._backend is not None:
             self.proxy.close(grace)
             self._backend.end()
-        self.calls.settle(at_once=True)
+        self.calls.restore_switch_interval(at_once=True)
         self.store.close()
 
     def _remote(self, peer: str) -> str:
@@ -391,7 +391,7 @@ class HubServer(Handle):
             self.meters.of(principal.name, principal.quota).stored = stored[principal.name]
 
     def _look_at_threads(self) -> None:
-        self.calls.settle()
+        self.calls.restore_switch_interval()
         if self._threads is not None:
             self._threads.look()
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import WriterCommitMessage
 
 from hub.spark.target import LEFT_OUT, SinkTarget, SparkSinkError
-from hub.spark.workers import settle
+from hub.spark.workers import freeze_modules
 from kvspool.producers import Pieces
 from kvspool.system.handles import Handle, close_all
 from shard import ShardSet
@@ -84,7 +84,7 @@ def append(
                 repeated, done.shards[topic] = gathered.append(producer, batch, began, keep)
                 done.repeated += repeated
             topics.clear()  # its slices of the file are released before the file
-        settle()
+        freeze_modules()
         return done
     finally:
         close_all(gathered.shards for gathered in topics.values())

@@ -20,7 +20,7 @@ from pyspark.sql.types import BinaryType, DataType, IntegerType, LongType, Strin
 from hub.spark.errors import DataLossError
 from hub.spark.planning import Task
 from hub.spark.shards import ShardKey
-from hub.spark.workers import settle
+from hub.spark.workers import freeze_modules
 from kvspool import Gap
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def _batches(task: Task, schema: StructType, fail_on_data_loss: bool) -> Iterato
                 report(batch, one.key, fail_on_data_loss)
             else:
                 yield rows.of(batch, one.key)
-    settle()
+    freeze_modules()
 
 
 def together(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:

@@ -7,7 +7,7 @@ from functools import cache
 
 
 @cache
-def settle() -> None:
+def freeze_modules() -> None:
     """Exclude all loaded objects of this worker process from garbage collection. Call it in a task, after its modules are loaded.
 
     PySpark collects garbage after every task: that visits each object of every module and takes 17 ms, while reading a small range takes

@@ -231,13 +231,13 @@ def test_the_interpreter_is_left_alone_while_many_calls_are_refused_and_no_longe
         counted.refuse("jfk")
     for _ in range(2):
         assert sys.getswitchinterval() == pytest.approx(calls.CALM)
-        counted.settle()
+        counted.restore_switch_interval()
     monkeypatch.setattr(counted, "_window_ends", 0)
-    counted.settle()
+    counted.restore_switch_interval()
     assert sys.getswitchinterval() == usual
     for _ in range(calls.MANY):
         counted.refuse("lga")
-    counted.settle(at_once=True)
+    counted.restore_switch_interval(at_once=True)
     assert sys.getswitchinterval() == usual
 
 
