@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hub import ClientStats, HubReaderStats, HubRoot
-from hub.cli import access, figures, retention, serve, ship, trim, verify
+from hub.cli import access, counts, retention, serve, ship, trim, verify
 from hub.cli import stats as hub_stats
 from kvspool import system
 from kvspool.cli import options, output, stats
@@ -219,5 +219,5 @@ def _table(clients: list[ClientStats]) -> Table:
 
 def _generations(client: ClientStats) -> str:
     """Return the largest number of logs shipped to one shard; "-" for a client of this host, which writes directly."""
-    most = max((figures.generations(Path(one.path)) or 0 for one in client.shards), default=0)
+    most = max((counts.generations(Path(one.path)) or 0 for one in client.shards), default=0)
     return f"{most:,}" if most else "-"

@@ -72,7 +72,7 @@ class Admission(Handle):
         self._connection.progress(size)
 
     def _known_shards(self) -> dict[str, int]:
-        return {name: len(shards) for name, shards in self._store.figures().items() if self._principal.may_write(name)}
+        return {name: len(shards) for name, shards in self._store.sizes().items() if self._principal.may_write(name)}
 
     def close(self) -> None:
         """Stop counting the call."""

@@ -396,12 +396,12 @@ class HubServer(Handle):
             self._threads.look()
 
     def _look_at_readers(self) -> None:
-        self.lag_monitor.look(self.store.figures())
+        self.lag_monitor.look(self.store.sizes())
         self.pipelines.look()
 
     def _stored(self) -> dict[str, int]:
         """Return the counted bytes of each client."""
-        return {client: sum(one.used for one in shards.values()) for client, shards in self.store.figures().items()}
+        return {client: sum(one.used for one in shards.values()) for client, shards in self.store.sizes().items()}
 
     # Maintenance.
 
@@ -439,25 +439,25 @@ class HubServer(Handle):
     def _client_statuses(self) -> list[ClientStatus]:
         writers = self.authentication.access.writers()
         found = []
-        for name, shards in self.store.figures().items():
+        for name, shards in self.store.sizes().items():
             client = self.clients.of(name)
             found.append(
                 ClientStatus(
                     client=name,
-                    bits=max(figures.bits for figures in shards.values()),
+                    bits=max(sizes.bits for sizes in shards.values()),
                     shards=[
                         ShardStatus(
                             index=index,
-                            generation=figures.generation,
-                            first_sequence=figures.first,
-                            next_sequence=figures.next,
-                            records=max(0, figures.next - figures.first),
-                            used=figures.used,
+                            generation=sizes.generation,
+                            first_sequence=sizes.first,
+                            next_sequence=sizes.next,
+                            records=max(0, sizes.next - sizes.first),
+                            used=sizes.used,
                             lost=client.lost[index],
-                            last_timestamp=figures.last_timestamp,
+                            last_timestamp=sizes.last_timestamp,
                             behind=client.behind(index),
                         )
-                        for index, figures in sorted(shards.items())
+                        for index, sizes in sorted(shards.items())
                     ],
                     connections=client.connections,
                     last_seen=client.last_seen,
