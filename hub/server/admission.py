@@ -68,7 +68,7 @@ class Admission(Handle):
             system.port.sleep(min(left, POLL))
 
     def progress(self, size: int) -> None:
-        """Report a processed batch to the gate, so that its bytes no longer count as unprocessed."""
+        """Report a processed batch to the proxy, so that its bytes no longer count as unprocessed."""
         self._connection.progress(size)
 
     def _known_shards(self) -> dict[str, int]:

@@ -7,7 +7,7 @@
     standing = authentication.standing(context, principal); standing.principal              for each batch of a long stream
 
 **A token** is checked before the call's first message is read, when only the headers are known. So callers without one can't make the hub
-receive a message, whose size Flight doesn't limit. The price is that the log can't name the address at that moment. The gate knows the
+receive a message, whose size Flight doesn't limit. The price is that the log can't name the address at that moment. The proxy knows the
 address of each connection, and ends connections without authentication. `address` gives it to the handlers.
 
 **A certificate** was verified by TLS before that: a certificate of another authority gets no call. Its identity is the first name in it, or
@@ -61,7 +61,7 @@ class Authentication(flight.ServerMiddlewareFactory):  # type: ignore[misc]
         """uses_certificates: the server verifies clients' certificates. address: converts Flight's name of the peer for the log. calls:
         counts and limits the calls.
 
-        Behind a gate the peer is the gate's own end of a connection, so `address` has to ask the gate for the client's address.
+        Behind a proxy, the peer is the proxy's own end of a connection, so `address` has to ask the proxy for the client's address.
         """
         super().__init__()
         self.access = access

@@ -1,8 +1,8 @@
 """The hub over the network: an Arrow Flight server that stores shippers' records and serves them to readers. Needs the extra `hub`.
 
-    client --- TLS ---> gate ---> backend, a Flight server of its own ---> intake, outlet ---> store
+    client --- TLS ---> proxy ---> backend, a Flight server of its own ---> ingest, read service ---> store
 
-The gate limits the cost of connections; see `hub.server.proxy`. A backend keeps its certificates for its whole life: new certificates
+The proxy limits the cost of connections; see `hub.server.proxy`. A backend keeps its certificates for its whole life: new certificates
 start a new backend, and the old one ends with its last connection.
 """
 
@@ -101,7 +101,7 @@ class _Backend(flight.FlightServerBase, Handle):  # type: ignore[misc]
 
     @property
     def target(self) -> Target:
-        """Return the address for the gate."""
+        """Return the address for the proxy."""
         return ("127.0.0.1", self.port) if self._socket is None else f"/proc/self/fd/{self._socket.number}"
 
     def end(self) -> None:
@@ -179,7 +179,7 @@ class _Backend(flight.FlightServerBase, Handle):  # type: ignore[misc]
         return self._answer(context, answer)
 
     def _answer(self, context: Any, answer: Callable[[Standing, ProxiedConnection], Any]) -> Any:
-        """Answer a call of an authenticated caller that came through the gate."""
+        """Answer a call of an authenticated caller that came through the proxy."""
         principal = self._hub.authentication.principal(context)
         connection = self._hub.proxy.connection(context.peer())
         if connection is None:
