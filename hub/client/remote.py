@@ -28,7 +28,7 @@ from hub.protocol.ingest import LAST
 from hub.protocol.reading import (
     LARGEST_ANSWER,
     MOST_PLACES,
-    Beside,
+    BatchMetadata,
     Changes,
     ClientState,
     CommitPositions,
@@ -265,18 +265,18 @@ class RemoteHub(Handle):
                 chunk = reader.read_chunk()
             except StopIteration:
                 raise Unreachable(f"{where}: the stream was cut") from None
-            beside = Beside()
+            metadata = BatchMetadata()
             if chunk.app_metadata is not None:
-                beside = reading.decode(Beside, chunk.app_metadata.to_pybytes())
-            if beside.gap is not None:
-                gap = beside.gap
+                metadata = reading.decode(BatchMetadata, chunk.app_metadata.to_pybytes())
+            if metadata.gap is not None:
+                gap = metadata.gap
                 if not 0 <= gap.first <= gap.last:
                     raise Malformed(f"{where}: a gap from {gap.first} to {gap.last}")
                 yield Gap(gap.first, gap.last, gap.reason, where)
             if chunk.data is not None and chunk.data.num_rows:
-                yield SequencedBatch(_first(chunk.data, beside, where), chunk.data)
-            if beside.next is not None:
-                yield beside.next
+                yield SequencedBatch(_first(chunk.data, metadata, where), chunk.data)
+            if metadata.next is not None:
+                yield metadata.next
                 return
 
     def _act(self, kind: str, body: bytes, answer: type[T], wait: float = 0.0) -> T:
@@ -328,7 +328,7 @@ class _Stream:
         self._reader.cancel()
 
 
-def _first(batch: pa.RecordBatch, beside: Beside, where: str) -> int:
+def _first(batch: pa.RecordBatch, metadata: BatchMetadata, where: str) -> int:
     """Return the sequence of a batch's first row. Raises Malformed for an inconsistent batch."""
     try:
         batch.validate(full=True)
@@ -336,9 +336,9 @@ def _first(batch: pa.RecordBatch, beside: Beside, where: str) -> int:
             raise ValueError("a column has nulls")
         sequences = batch.column("sequence") if "sequence" in batch.schema.names else None
         if sequences is None:
-            if beside.first is None or not 0 <= beside.first < LAST - batch.num_rows:
+            if metadata.first is None or not 0 <= metadata.first < LAST - batch.num_rows:
                 raise ValueError("its sequences are missing")
-            return beside.first
+            return metadata.first
         if batch.num_rows > 1 and not pc.all(pc.equal(pc.subtract(sequences[1:], sequences[:-1]), 1)).as_py():
             raise ValueError("its sequences are not consecutive")
         first = int(sequences[0].as_py())

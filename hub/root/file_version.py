@@ -19,13 +19,13 @@ class FileVersion(NamedTuple):
 
     @classmethod
     def of(cls, path: Path) -> FileVersion | None:
-        """Return the stamp of a path's file now; None if there is none."""
+        """Return the version of a path's file now; None if there is none."""
         status = system.port.look_up(path)
         return None if status is None else cls(status.st_ino, status.st_mtime_ns, status.st_size)
 
     @property
     def is_stable(self) -> bool:
-        """Return whether another change would get another stamp."""
+        """Return whether another change would get another version."""
         return system.port.now() - self.changed >= STABLE
 
 

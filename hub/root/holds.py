@@ -79,5 +79,5 @@ class RetentionHolds:
                 stored = positions.load(path)
             except (Corruption, UnknownVersion):
                 stored = None
-            seen = self._seen[name] = _Seen(version, stored)  # if it was replaced since, its stamp will differ
+            seen = self._seen[name] = _Seen(version, stored)  # if it was replaced since, its version will differ
         return seen

@@ -53,7 +53,7 @@ Target = Address | str  # of a server: its address, or the path of its unix sock
 
 _BACKLOG = 512  # connections that the kernel queues until they are accepted
 _ACCEPTED_AT_ONCE = 64  # then present connections have their turn
-_BESIDE = 1024  # bytes of a message on the wire in addition to its own: headers, and those of Arrow, HTTP/2 and TLS
+_EXTRA = 1024  # bytes of a message on the wire in addition to its own: headers, and those of Arrow, HTTP/2 and TLS
 _PATIENCE = 60  # times `idle_seconds` for which a reader of a stream may be silent: it may be processing records
 _FIRST_BYTES = 1 << 16  # from an unauthenticated client, at once; the first message of a shipper has at most half of that
 _FIRST_RATE = 1 << 20  # bytes a second that it may send after those
@@ -116,7 +116,7 @@ class ProxiedConnection(Handle):
         Call it for a sent batch as well, with the few bytes by which the client receives it.
         """
         with self._lock:
-            self._dealt_with = min(self.inward.count, self._dealt_with + size + (size >> 8) + _BESIDE)
+            self._dealt_with = min(self.inward.count, self._dealt_with + size + (size >> 8) + _EXTRA)
 
     @contextmanager
     def streaming(self) -> Iterator[None]:
