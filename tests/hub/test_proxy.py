@@ -1,4 +1,4 @@
-"""The gate, with real sockets: what passes through, each limit, every way in which an end can break, and that nothing stays behind."""
+"""The TCP proxy, with real sockets: what passes through, each limit, every way in which an end can break, and that nothing stays behind."""
 
 from __future__ import annotations
 
