@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
 import msgspec
 
@@ -26,6 +26,7 @@ from hub.root import lease, positions
 from hub.root.following import FollowingRoot
 from hub.root.lease import ReaderLease
 from hub.root.positions import Key, Position
+from hub.root.records import HubRecord
 from hub.root.shards import RootShards
 from kvspool import Gap, Record, Spool, system
 from kvspool.engine.iteration import Iterations, check, check_spin, check_timeout
@@ -35,11 +36,13 @@ from kvspool.system import forks
 from kvspool.system.disk import flush_directory
 from kvspool.system.handles import Handle
 from shard import route
-from shard.merge import Cursor, FollowingMerge, Merge
+from shard.merge import Cursor, FollowingMerge, Merge, NoGaps
 from shard.merged import Log
 
 if TYPE_CHECKING:
     from shard.following import AsyncMerge
+
+R = TypeVar("R", covariant=True)
 
 
 class ShardLag(msgspec.Struct, frozen=True):
@@ -90,7 +93,7 @@ class HubReader(Handle):
         self._positions: dict[Key, Position] = {}
         self._passed: dict[Key, tuple[int, int]] = {}  # returned since: the sequence after it, and its time
         self._committed: dict[Key, Position] = {}
-        self._turn: HubReading | None = None  # the iterator that reads from our position
+        self._turn: HubReading[Any] | None = None  # the iterator that reads from our position
         self._lease: ReaderLease | None = None
         self._is_closed = False
         self._iterations = Iterations()
@@ -120,14 +123,30 @@ class HubReader(Handle):
 
     # Reading.
 
-    def read(self, *, limit: int | None = None, on_gap: OnGap = "raise") -> HubReading:
+    @overload
+    def read(self, *, limit: int | None = ..., on_gap: NoGaps = ...) -> HubReading[HubRecord]: ...
+
+    @overload
+    def read(self, *, limit: int | None = ..., on_gap: OnGap = ...) -> HubReading[HubRecord | Gap]: ...
+
+    def read(self, *, limit: int | None = None, on_gap: OnGap = "raise") -> HubReading[HubRecord | Gap]:
         """Iterate over the stored records (`HubRecord`) from the reader's position; see `HubRoot.read`."""
         self._check_open()
         return self._iterations.add(HubReading(self, limit, on_gap, None, is_bounded=True))
 
+    @overload
+    def follow(
+        self, *, timeout: float | None = ..., limit: int | None = ..., on_gap: NoGaps = ..., spin: float = ...
+    ) -> HubReading[HubRecord]: ...
+
+    @overload
+    def follow(
+        self, *, timeout: float | None = ..., limit: int | None = ..., on_gap: OnGap = ..., spin: float = ...
+    ) -> HubReading[HubRecord | Gap]: ...
+
     def follow(
         self, *, timeout: float | None = None, limit: int | None = None, on_gap: OnGap = "raise", spin: float = 0.0
-    ) -> HubReading:
+    ) -> HubReading[HubRecord | Gap]:
         """Iterate over the records from the reader's position, and wait for more, and for more clients; see `HubRoot.follow`.
 
         Raises Closed as soon as any thread closes the reader, or the root.
@@ -135,12 +154,20 @@ class HubReader(Handle):
         self._check_open()
         return self._iterations.add(HubReading(self, limit, on_gap, timeout, is_bounded=False, spin=spin))
 
-    def follow_async(self, *, timeout: float | None = None, limit: int | None = None, on_gap: OnGap = "raise") -> AsyncMerge[Any]:
+    @overload
+    def follow_async(self, *, timeout: float | None = ..., limit: int | None = ..., on_gap: NoGaps = ...) -> AsyncMerge[HubRecord]: ...
+
+    @overload
+    def follow_async(self, *, timeout: float | None = ..., limit: int | None = ..., on_gap: OnGap = ...) -> AsyncMerge[HubRecord | Gap]: ...
+
+    def follow_async(
+        self, *, timeout: float | None = None, limit: int | None = None, on_gap: OnGap = "raise"
+    ) -> AsyncMerge[HubRecord | Gap]:
         """Iterate with `async for` over the records from the reader's position, and wait for more in the event loop; see `follow`."""
         from shard.following import AsyncMerge
 
         self._check_open()
-        reading = self._iterations.add(HubReading(self, None, on_gap, 0.0, is_bounded=False))
+        reading: HubReading[Any] = self._iterations.add(HubReading(self, None, on_gap, 0.0, is_bounded=False))
         return AsyncMerge(reading, limit, on_gap, timeout)
 
     def commit(self) -> dict[Key, int]:
@@ -255,13 +282,13 @@ class HubReader(Handle):
         self._positions.pop(key, None)
         self._passed.pop(key, None)
 
-    def take_turn(self, reading: HubReading) -> None:
+    def take_turn(self, reading: HubReading[Any]) -> None:
         """Let an iterator begin at the reader's position; the read-ahead of another iterator is dropped."""
         if self._turn is not None:
             self._turn.release()
         self._turn = reading
 
-    def has_turn(self, reading: HubReading) -> bool:
+    def has_turn(self, reading: HubReading[Any]) -> bool:
         """Return whether the iterator is the one that reads from the reader's position."""
         self._check_open()
         return self._turn is reading
@@ -326,7 +353,7 @@ class HubReader(Handle):
         return f"<HubReader {self.name!r} of {self.root.path}{' closed' if self.closed else ''}>"
 
 
-class HubReading(Iterator[Any], Handle):
+class HubReading(Iterator[R], Handle, Generic[R]):
     """Moves the reader's position with each returned item. `lost` counts sequences in Gaps.
 
     Several iterators of a reader take turns: each begins at the reader's position. `seek` has the same effect, even inside a loop.
@@ -346,7 +373,7 @@ class HubReading(Iterator[Any], Handle):
         self._is_closed = False
         self._why = ""  # why the iteration ended: its reader or root was closed
 
-    def __next__(self) -> Any:
+    def __next__(self) -> R:
         while self._left != 0:
             merge = self._merge
             if merge is None or not self._owner.has_turn(self):
@@ -356,12 +383,12 @@ class HubReading(Iterator[Any], Handle):
             if not isinstance(item, Gap):
                 if self._left > 0:
                     self._left = 0 if self._is_closed else self._left - 1
-                return item
+                return item  # type: ignore[no-any-return]
             self.lost += item.count
             if self._on_gap == "raise":
                 raise GapError(item)
             if self._on_gap == "yield":
-                return item
+                return item  # type: ignore[return-value]  # `R` includes Gap then
         if self._why:
             raise Closed(self._why)
         raise StopIteration
