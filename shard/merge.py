@@ -121,8 +121,8 @@ class FollowingMerge(FollowingLoops, Merge[R], Generic[R]):
     """Like Merge, but waits for records on one inotify descriptor; ends after `timeout` seconds without a record.
 
     An idle log is asked once for a wake-up, and read again after it; the module lists the checks in case a wake-up is lost. Logs send no
-    wake-ups if the kernel has no watch left, its queue overflowed, or we may not write to a log and so can't ask. Then all are checked
-    every `BLIND_POLL` seconds, but for at most a share of our time, for any number of logs.
+    wake-ups if the kernel has no watch left, or its queue overflowed. Nor does a log that we may not write to, because we can't ask. Then
+    all are checked every `BLIND_POLL` seconds, but for at most a share of our time, for any number of logs.
     """
 
     def __init__(self, limit: int | None = None, on_gap: OnGap = "raise", timeout: float | None = None, spin: float = 0.0) -> None:

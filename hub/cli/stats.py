@@ -101,7 +101,7 @@ def _shards(found: HubCounts) -> Table:
 
 
 def _readers(found: HubCounts) -> Table:
-    return _table("durable reader", ["records behind"], "", [[one.name, _number(one.lag), ""] for one in found.readers])
+    return _table("durable reader", ["lag in records"], "", [[one.name, _number(one.lag), ""] for one in found.readers])
 
 
 def _number(number: int | None) -> str:

@@ -86,7 +86,7 @@ class LogSender(Handle):
         The hub's last record is sent once more, if it is still in the log: the hub compares it. Only the hub's answer counts, not the
         durable reader's position. Records that the hub stored before a broken connection, without an acknowledgement, are not sent again.
         Records that it acknowledged and then lost, through a power failure or a lost disk, are sent again. If the log was shipped to
-        another hub before, and this one has nothing of it, it gets the records after those of the other one.
+        another hub before, and this one has nothing of it, it gets only later records.
         """
         self.close_cursor()
         self.acknowledge(place.next)

@@ -1,8 +1,8 @@
 """The mirror: pulls the shards of a hub into its own hub root, exactly once, through outages of any length.
 
-One call asks the source which shards have changed, and waits there for a change. Each shard with new records is pulled for a turn, then
-the next one. Only the stored records determine where to resume: after a crash or an outage each shard begins with its last record,
-which the source must have as well.
+One call asks the source which shards have changed, and waits there for a change. Each shard with new records is pulled for a turn, then the
+next one. Only the stored records determine where to resume. After a crash or an outage each shard begins with its last record. The source
+must have that record as well.
 
 The resulting root can itself be served by a hub, to readers and to other mirrors. It accepts no records from shippers of mirrored
 clients.

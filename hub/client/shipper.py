@@ -144,9 +144,9 @@ class Shipper(Handle):
         """Ship until `stop` is called from another thread or a signal handler; `until_empty`: until the hub has all available records.
 
         An outage is no error: the shipper retries until the hub is back. A log that can't be shipped is quarantined while the others
-        continue. A deleted log is shipped again once it is recreated. After a transient error (a lock held by another process, an error of
-        the system, a shard that is damaged at the hub) the log is retried. Raises the error of the first log that can't be shipped: when no
-        log can be shipped any more, or, with `until_empty`, when the others are done.
+        continue. A deleted log is shipped again once it is recreated. The log is retried after a transient error: of a lock, of the system,
+        or of a shard that is damaged at the hub. Raises the error of the first log that can't be shipped: when no log can be shipped any
+        more, or, with `until_empty`, when the others are done.
         """
         pulse = threading.Thread(target=self._keep_alive, name="kvspool pulse", daemon=True)
         self._has_ended.clear()

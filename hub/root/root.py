@@ -2,8 +2,8 @@
 
     [root]/[client].[bit].[index]/
 
-On one host the clients write there directly; followers of the root notice new clients by inotify. A client's id is the prefix of its
-shard set, and not empty: other names could leave the root or be mistaken for another client's shard.
+On one host the clients write there directly; followers of the root notice new clients by inotify. A client's id is the prefix of its shard
+set, and not empty. Other names could leave the root or be mistaken for another client's shard.
 
 **Order.** As in `shard.merge`: by timestamp among the available records; each shard always in its own order.
 

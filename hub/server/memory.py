@@ -1,8 +1,8 @@
 """The limit of Arrow's memory in this process, which holds before anything is decoded.
 
 A compressed batch declares its size itself, and Arrow allocates that much before any other code can check it. So all of Arrow's memory in a
-hub comes from one range of addresses, which its allocator, mimalloc, reserves when it is loaded, and may not leave. An allocation beyond
-it is a MemoryError of that batch alone. Addresses that were never written to cost no memory.
+hub comes from one range of addresses. Its allocator, mimalloc, reserves the range when it is loaded, and may not leave it. An allocation
+beyond it is a MemoryError of that batch alone. Addresses that were never written to cost no memory.
 """
 
 from __future__ import annotations

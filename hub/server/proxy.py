@@ -1,7 +1,7 @@
 """A TCP proxy that accepts the hub's connections, limits the cost of each, and relays their bytes unread.
 
-The hub's server is an Arrow Flight server. That can't limit the number, duration or volume of connections, keeps its certificates for its
-whole life, and waits forever for a call whose client sends nothing. The proxy adds these limits:
+The hub's server is an Arrow Flight server. That can't limit the number, duration or volume of connections, and keeps its certificates for
+its whole life. It waits forever for a call whose client sends nothing. The proxy adds these limits:
 
     client --- TLS ---> proxy ---> server, on its own loopback port or unix socket
                           ^           |

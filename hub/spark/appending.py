@@ -9,9 +9,9 @@ not on the order; otherwise a repeated row might go to another shard.
 
 **Order.** Rows of a key keep the task's order, unless some were appended before the task was repeated in another order.
 
-**Memory.** Rows stay as Arrow batches, up to a limit. More rows go to a temporary file, accessible only to its owner and unlinked before
-it is written, and are read from it through the page cache. Batches with several topics are first sorted by topic, so that the rows of
-each topic are a slice, not a copy.
+**Memory.** Rows stay as Arrow batches, up to a limit. More rows go to a temporary file, and are read from it through the page cache. The
+file is accessible only to its owner, and unlinked before it is written. Batches with several topics are first sorted by topic, so that the
+rows of each topic are a slice, not a copy.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Appended(WriterCommitMessage):
     """The result of one task.
 
     records: rows of the task; repeated: rows that an earlier attempt had appended; producer: its name; shards: the shards of its rows, by
-    topic and number, each with the other producers of the query that had appended rows of this batch before.
+    topic and number, each with the other producers of the query that had appended rows of this batch.
     """
 
     records: int
@@ -179,8 +179,8 @@ class _Topic:
     def append(self, name: str, batch: int, began: int, keep: int) -> tuple[int, dict[int, list[str]]]:
         """Append the gathered rows, and close the shards.
 
-        Return how many records of complete parts were already stored, and by shard the other producers that had appended to the batch
-        before this attempt began. Raises SparkSinkError for a stored part with another number of rows.
+        Return how many records of complete parts were already stored. Also return, by shard, the other producers that had appended to the
+        batch before this attempt. Raises SparkSinkError for a stored part with another number of rows.
         """
         repeated = 0
         others = {}

@@ -1,8 +1,8 @@
 """Shards on this host: one log, the shard sets under a root, or the clients of a hub root.
 
-The driver keeps the logs open and checks them often. Without changes that costs a few loads for a spool, and three `stat` for a journal:
-a directory is listed again only after its modification time has changed. A task opens a log by its path, takes no lock, and keeps a
-spool open for the next task of its process.
+The driver keeps the logs open and checks them often. Without changes that costs a few loads for a spool, and three `stat` for a journal. A
+directory is listed again only after its modification time has changed. A task opens a log by its path, takes no lock, and keeps a spool
+open for the next task of its process.
 
 **New and removed logs.** The next look finds a new client or shard; a set that is being created is read as far as it exists. A removed one
 is missing from the next look. If another log replaces one, its id differs. A resized spool is the same log.

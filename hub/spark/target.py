@@ -1,7 +1,7 @@
 """The target of Spark's sinks, and the form of rows: options and columns, checked on the driver before a task runs.
 
-A target is one log, or the shard sets under a root, by topic. It is small and pickled for the tasks, which open it on their own hosts:
-its path must mean the same log there, or that host's own.
+A target is one log, or the shard sets under a root, by topic. It is small and pickled for the tasks, which open it on their own hosts. Its
+path must mean the same log there, or that host's own.
 
 Columns are those of Kafka's sink: `value`; optionally `key`, `topic`, `partition`, `timestamp`, `type`. `offset` and `timestampType`, which
 a read returns, are ignored: the log assigns offsets.
