@@ -13,7 +13,7 @@ kernel sends no wake-ups, checks of all logs take at most a fifth of the time.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 
 from kvspool import system
 from kvspool.engine.iteration import check_spin
@@ -28,9 +28,10 @@ from shard.kernel.merge_py import LOOK_AROUND, UNREADABLE, Cursor
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["FEW", "LOOK_AROUND", "REST", "UNREADABLE", "Cursor", "FollowingMerge", "Merge", "MergeWatcher", "Values"]
+__all__ = ["FEW", "LOOK_AROUND", "REST", "UNREADABLE", "Cursor", "FollowingMerge", "Merge", "MergeWatcher", "NoGaps", "Values"]
 
 R = TypeVar("R", covariant=True)
+NoGaps = Literal["raise", "skip"]  # kinds of `OnGap` for which an iteration returns only records
 
 
 class Merge(Merging, Iterator[R], Handle):
@@ -48,7 +49,7 @@ class Merge(Merging, Iterator[R], Handle):
         self.close()
 
 
-class Values(Iterator[Any], Handle):
+class Values(Iterator[R], Handle, Generic[R]):
     """Iterates over the stored bytes of the records of a merge, and over its Gaps."""
 
     def __init__(self, merge: Merge[Any]) -> None:
@@ -59,9 +60,10 @@ class Values(Iterator[Any], Handle):
         """Return how many sequences were in Gaps so far."""
         return int(self._merge.missed)
 
-    def __next__(self) -> Any:
-        item = next(self._merge)
-        return item if isinstance(item, Gap) else item.value
+    def __next__(self) -> R:
+        item: Any = next(self._merge)
+        value: R = item if type(item) is Gap else item.value  # type: ignore[assignment]  # `R` includes Gap then
+        return value
 
     def close(self) -> None:
         """Close all logs and end the iteration."""
@@ -120,8 +122,8 @@ class FollowingMerge(FollowingLoops, Merge[R], Generic[R]):
     """Like Merge, but waits for records on one inotify descriptor; ends after `timeout` seconds without a record.
 
     An idle log is asked once for a wake-up, and read again after it; the module lists the checks in case a wake-up is lost. Logs send no
-    wake-ups if the kernel has no watch left, its queue overflowed, or we may not write to a log and so can't ask. Then all are checked
-    every `BLIND_POLL` seconds, but for at most a share of our time, for any number of logs.
+    wake-ups if the kernel has no watch left, or its queue overflowed. Nor does a log that we may not write to, because we can't ask. Then
+    all are checked every `BLIND_POLL` seconds, but for at most a share of our time, for any number of logs.
     """
 
     def __init__(self, limit: int | None = None, on_gap: OnGap = "raise", timeout: float | None = None, spin: float = 0.0) -> None:

@@ -7,7 +7,7 @@ import sys
 from abc import abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from kvspool.journal import Journal
 from kvspool.options import Isolation
@@ -37,7 +37,7 @@ class MergedLogs(Handle, Generic[K, R]):
         """Return a record of the log at an address, with that address."""
 
     @abstractmethod
-    def read(self) -> Merge[Any]:
+    def read(self) -> Merge[R]:
         """Iterate over the present records of all logs."""
 
     def extent(self, isolation: Isolation = "appended") -> dict[K, tuple[int, int]]:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class ProducingShards(Protocol):
-    """What a producer needs of a `ShardSet`."""
+    """The interface of a `ShardSet` for its producers."""
 
     root: Path
     prefix: str

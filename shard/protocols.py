@@ -1,4 +1,4 @@
-"""What a log, a shard set and a hub root have in common, for type checkers: a function for all of them takes a `Readable` or a `Writable`.
+"""The verbs that logs, shard sets and hub roots share, for type checkers. A function for all of them takes a `Readable` or a `Writable`.
 
     def newest(source: shard.Readable) -> list[str]:
         return [record.time.isoformat() for record in source.last(10)]

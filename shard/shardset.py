@@ -17,10 +17,10 @@ from contextlib import AbstractContextManager
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import kvspool
-from kvspool import Record, Spool, SpoolStats, system
+from kvspool import Gap, Record, Spool, SpoolStats, system
 from kvspool.engine.iteration import Iterations
 from kvspool.errors import DO_NOT_REPEAT, Closed, KvspoolError, LogExists, LogNotFound, NotDurable, appended_by
 from kvspool.journal import Journal, JournalStats
@@ -34,7 +34,7 @@ from shard import descriptors, route
 from shard.errors import AppendedToSomeShards, ConflictingShardSets, TooFewDescriptors
 from shard.kernel.hash import Spread, group, hash_column
 from shard.kernel.merge import placed
-from shard.merge import FollowingMerge, Merge, Values
+from shard.merge import FollowingMerge, Merge, NoGaps, Values
 from shard.merged import Log, MergedLogs, moved
 from shard.place import Place
 from shard.producers import ShardProducer
@@ -280,9 +280,19 @@ class ShardSet(Spread, MergedLogs[int, ShardRecord]):
 
     # Reading.
 
+    @overload
+    def read(
+        self, start: Start = ..., *, limit: int | None = ..., on_gap: NoGaps = ..., isolation: Isolation = ...
+    ) -> Merge[ShardRecord]: ...
+
+    @overload
+    def read(
+        self, start: Start = ..., *, limit: int | None = ..., on_gap: OnGap = ..., isolation: Isolation = ...
+    ) -> Merge[ShardRecord | Gap]: ...
+
     def read(
         self, start: Start = "earliest", *, limit: int | None = None, on_gap: OnGap = "raise", isolation: Isolation = "appended"
-    ) -> Merge[Any]:
+    ) -> Merge[ShardRecord | Gap]:
         """Iterate over the stored records (`ShardRecord`) of all shards, in the order of `merge`.
 
         start: "earliest", "latest", an aware datetime, or a sequence for each shard (the others start at their earliest record). Raises
@@ -290,11 +300,45 @@ class ShardSet(Spread, MergedLogs[int, ShardRecord]):
         """
         return self._fill(Merge(limit, on_gap), start, True, isolation)
 
+    @overload
+    def read_values(
+        self, start: Start = ..., *, limit: int | None = ..., on_gap: NoGaps = ..., isolation: Isolation = ...
+    ) -> Values[bytes]: ...
+
+    @overload
+    def read_values(
+        self, start: Start = ..., *, limit: int | None = ..., on_gap: OnGap = ..., isolation: Isolation = ...
+    ) -> Values[bytes | Gap]: ...
+
     def read_values(
         self, start: Start = "earliest", *, limit: int | None = None, on_gap: OnGap = "raise", isolation: Isolation = "appended"
-    ) -> Values:
+    ) -> Values[bytes | Gap]:
         """Iterate over the stored bytes of the values only; see `read`."""
         return Values(self.read(start, limit=limit, on_gap=on_gap, isolation=isolation))
+
+    @overload
+    def follow(
+        self,
+        start: Start = ...,
+        *,
+        timeout: float | None = ...,
+        limit: int | None = ...,
+        on_gap: NoGaps = ...,
+        isolation: Isolation = ...,
+        spin: float = ...,
+    ) -> FollowingMerge[ShardRecord]: ...
+
+    @overload
+    def follow(
+        self,
+        start: Start = ...,
+        *,
+        timeout: float | None = ...,
+        limit: int | None = ...,
+        on_gap: OnGap = ...,
+        isolation: Isolation = ...,
+        spin: float = ...,
+    ) -> FollowingMerge[ShardRecord | Gap]: ...
 
     def follow(
         self,
@@ -305,13 +349,23 @@ class ShardSet(Spread, MergedLogs[int, ShardRecord]):
         on_gap: OnGap = "raise",
         isolation: Isolation = "appended",
         spin: float = 0.0,
-    ) -> FollowingMerge[Any]:
+    ) -> FollowingMerge[ShardRecord | Gap]:
         """Iterate over the records from `start`, and wait for more, on one inotify descriptor for all shards; see `read`.
 
         Ends normally after `timeout` seconds without a record; None: never. spin: as in `kvspool.Log.follow`. Raises Closed as soon as any
         thread closes the set.
         """
         return self._fill(FollowingMerge(limit, on_gap, timeout, spin), start, False, isolation)
+
+    @overload
+    def follow_async(
+        self, start: Start = ..., *, timeout: float | None = ..., limit: int | None = ..., on_gap: NoGaps = ..., isolation: Isolation = ...
+    ) -> AsyncMerge[ShardRecord]: ...
+
+    @overload
+    def follow_async(
+        self, start: Start = ..., *, timeout: float | None = ..., limit: int | None = ..., on_gap: OnGap = ..., isolation: Isolation = ...
+    ) -> AsyncMerge[ShardRecord | Gap]: ...
 
     def follow_async(
         self,
@@ -321,7 +375,7 @@ class ShardSet(Spread, MergedLogs[int, ShardRecord]):
         limit: int | None = None,
         on_gap: OnGap = "raise",
         isolation: Isolation = "appended",
-    ) -> AsyncMerge[Any]:
+    ) -> AsyncMerge[ShardRecord | Gap]:
         """Iterate with `async for` over the records from `start`, and wait for more in the event loop; see `follow`."""
         from shard.following import AsyncMerge
 

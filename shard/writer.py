@@ -12,7 +12,7 @@ from shard.place import Place
 
 
 class AppendableShards(Protocol):
-    """What a writer needs of a `ShardSet`."""
+    """The interface of a `ShardSet` for its writers."""
 
     @property
     def path(self) -> Path: ...

@@ -162,6 +162,14 @@ with kvspool.open("log") as log, shard.open("set") as shards, hub.open("root") a
     for source in (log, shards, root):
         look(source)
         asyncio.run(follow(source))
+    for one in shards.read({0: 7}):
+        print(one.shard)
+    for each in root.follow(timeout=1, spin=0.1):
+        print(each.client)
+    for item in root.read(on_gap="yield"):
+        print(item.count if isinstance(item, kvspool.Gap) else item.client)
+    with root.reader("r") as reader:
+        print([each.client for each in reader.read()], reader.commit())
     print(shards.get(*shards.append(b"one")).shard, root.get("JFK", 0, 7).client, shards.capabilities)
 """
 

@@ -57,7 +57,7 @@ class MirroredShard:
         self.lost = 0  # sequences in Gaps
         self.error: Exception | None = None
         self.retry_at = 0.0
-        self.is_settled = False  # nothing to do until the source reports more
+        self.is_current = False  # nothing to do until the source reports more
         self._root = root
         self._source = source
         self._journal: Journal | None = None

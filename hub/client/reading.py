@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from hub.root.root import HubRecord
+from hub.root.records import HubRecord
 from kvspool.engine.iteration import check
 from kvspool.errors import GapError
 from kvspool.options import OnGap
@@ -15,10 +15,11 @@ from kvspool.system.handles import Handle
 if TYPE_CHECKING:
     import pyarrow
 
+R = TypeVar("R", covariant=True)
 COLUMNS = ("sequence", "timestamp", "type", "key", "value", "codec")
 
 
-class RemoteReading(Iterator[Any], Handle):
+class RemoteReading(Iterator[R], Handle, Generic[R]):
     """Iterates over the records (`HubRecord`) of a shard, and over Gaps according to `on_gap`. `lost`: sequences in Gaps so far."""
 
     def __init__(self, batches: Generator[pyarrow.RecordBatch | Gap], client: str, shard: int, on_gap: OnGap) -> None:
@@ -30,7 +31,7 @@ class RemoteReading(Iterator[Any], Handle):
         self._shard = shard
         self._rows: Iterator[tuple[Any, ...]] = iter(())
 
-    def __next__(self) -> Any:
+    def __next__(self) -> R:
         while (row := next(self._rows, None)) is None:
             item = next(self._batches)
             if not isinstance(item, Gap):
@@ -42,9 +43,10 @@ class RemoteReading(Iterator[Any], Handle):
             if self._on_gap == "raise":
                 raise GapError(item)
             if self._on_gap == "yield":
-                return item
+                return item  # type: ignore[return-value]  # `R` includes Gap then
         sequence, timestamp, type, key, value, codec = row
-        return HubRecord(sequence, timestamp, type, key, value, codec, shard=self._shard, client=self._client)
+        found: Any = HubRecord(sequence, timestamp, type, key, value, codec, shard=self._shard, client=self._client)
+        return found  # type: ignore[no-any-return]
 
     def close(self) -> None:
         """End the iteration, and the stream of the hub."""

@@ -11,7 +11,7 @@ import fnmatch
 from collections.abc import Generator, Iterator, Mapping
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, overload
 
 import msgspec
 import pyarrow as pa
@@ -28,7 +28,7 @@ from hub.protocol.ingest import LAST
 from hub.protocol.reading import (
     LARGEST_ANSWER,
     MOST_PLACES,
-    Beside,
+    BatchMetadata,
     Changes,
     ClientState,
     CommitPositions,
@@ -45,7 +45,7 @@ from hub.protocol.reading import (
 )
 from hub.root import columns
 from hub.root.columns import SequencedBatch
-from hub.root.root import HubRecord
+from hub.root.records import HubRecord
 from kvspool import arrow
 from kvspool.engine.iteration import Iterations
 from kvspool.engine.iteration import check as check_limit
@@ -53,6 +53,7 @@ from kvspool.errors import Closed, OutOfRange
 from kvspool.options import Isolation, OnGap, check_isolation, check_sequence
 from kvspool.record import Gap
 from kvspool.system.handles import Handle
+from shard.merge import NoGaps
 
 T = TypeVar("T")
 TIMEOUT = 15.0  # seconds for a call that is answered at once
@@ -134,6 +135,30 @@ class RemoteHub(Handle):
 
     # Reading.
 
+    @overload
+    def read(
+        self,
+        client: str,
+        shard: int,
+        start: int | str | datetime = ...,
+        *,
+        limit: int | None = ...,
+        on_gap: NoGaps = ...,
+        isolation: Isolation = ...,
+    ) -> RemoteReading[HubRecord]: ...
+
+    @overload
+    def read(
+        self,
+        client: str,
+        shard: int,
+        start: int | str | datetime = ...,
+        *,
+        limit: int | None = ...,
+        on_gap: OnGap = ...,
+        isolation: Isolation = ...,
+    ) -> RemoteReading[HubRecord | Gap]: ...
+
     def read(
         self,
         client: str,
@@ -143,7 +168,7 @@ class RemoteHub(Handle):
         limit: int | None = None,
         on_gap: OnGap = "raise",
         isolation: Isolation = "appended",
-    ) -> RemoteReading:
+    ) -> RemoteReading[HubRecord | Gap]:
         """Iterate over the stored records (`HubRecord`) of a shard; arguments as for `kvspool.Log.read`, errors as for `read_arrow`.
 
         The hub sends batches, and a Python object is created for each record: `read_arrow` is many times faster.
@@ -151,6 +176,30 @@ class RemoteHub(Handle):
         check_limit(limit, on_gap)
         batches = self.batches(client, shard, start, limit=limit, coded=True, isolation=check_isolation(isolation))
         return RemoteReading(batches, client, shard, on_gap)
+
+    @overload
+    def read_values(
+        self,
+        client: str,
+        shard: int,
+        start: int | str | datetime = ...,
+        *,
+        limit: int | None = ...,
+        on_gap: NoGaps = ...,
+        isolation: Isolation = ...,
+    ) -> Iterator[bytes]: ...
+
+    @overload
+    def read_values(
+        self,
+        client: str,
+        shard: int,
+        start: int | str | datetime = ...,
+        *,
+        limit: int | None = ...,
+        on_gap: OnGap = ...,
+        isolation: Isolation = ...,
+    ) -> Iterator[bytes | Gap]: ...
 
     def read_values(
         self,
@@ -161,7 +210,7 @@ class RemoteHub(Handle):
         limit: int | None = None,
         on_gap: OnGap = "raise",
         isolation: Isolation = "appended",
-    ) -> Iterator[Any]:
+    ) -> Iterator[bytes | Gap]:
         """Yield the stored bytes of the values only; see `read`."""
         for item in self.read(client, shard, start, limit=limit, on_gap=on_gap, isolation=isolation):
             yield item if isinstance(item, Gap) else item.value
@@ -178,7 +227,6 @@ class RemoteHub(Handle):
             raise late from None
         if found is None:
             raise late
-        assert isinstance(found, HubRecord)
         return found
 
     def read_arrow(
@@ -265,18 +313,18 @@ class RemoteHub(Handle):
                 chunk = reader.read_chunk()
             except StopIteration:
                 raise Unreachable(f"{where}: the stream was cut") from None
-            beside = Beside()
+            metadata = BatchMetadata()
             if chunk.app_metadata is not None:
-                beside = reading.decode(Beside, chunk.app_metadata.to_pybytes())
-            if beside.gap is not None:
-                gap = beside.gap
+                metadata = reading.decode(BatchMetadata, chunk.app_metadata.to_pybytes())
+            if metadata.gap is not None:
+                gap = metadata.gap
                 if not 0 <= gap.first <= gap.last:
                     raise Malformed(f"{where}: a gap from {gap.first} to {gap.last}")
                 yield Gap(gap.first, gap.last, gap.reason, where)
             if chunk.data is not None and chunk.data.num_rows:
-                yield SequencedBatch(_first(chunk.data, beside, where), chunk.data)
-            if beside.next is not None:
-                yield beside.next
+                yield SequencedBatch(_first(chunk.data, metadata, where), chunk.data)
+            if metadata.next is not None:
+                yield metadata.next
                 return
 
     def _act(self, kind: str, body: bytes, answer: type[T], wait: float = 0.0) -> T:
@@ -328,7 +376,7 @@ class _Stream:
         self._reader.cancel()
 
 
-def _first(batch: pa.RecordBatch, beside: Beside, where: str) -> int:
+def _first(batch: pa.RecordBatch, metadata: BatchMetadata, where: str) -> int:
     """Return the sequence of a batch's first row. Raises Malformed for an inconsistent batch."""
     try:
         batch.validate(full=True)
@@ -336,9 +384,9 @@ def _first(batch: pa.RecordBatch, beside: Beside, where: str) -> int:
             raise ValueError("a column has nulls")
         sequences = batch.column("sequence") if "sequence" in batch.schema.names else None
         if sequences is None:
-            if beside.first is None or not 0 <= beside.first < LAST - batch.num_rows:
+            if metadata.first is None or not 0 <= metadata.first < LAST - batch.num_rows:
                 raise ValueError("its sequences are missing")
-            return beside.first
+            return metadata.first
         if batch.num_rows > 1 and not pc.all(pc.equal(pc.subtract(sequences[1:], sequences[:-1]), 1)).as_py():
             raise ValueError("its sequences are not consecutive")
         first = int(sequences[0].as_py())

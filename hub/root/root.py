@@ -2,8 +2,8 @@
 
     [root]/[client].[bit].[index]/
 
-On one host the clients write there directly; followers of the root notice new clients by inotify. A client's id is the prefix of its
-shard set, and not empty: other names could leave the root or be mistaken for another client's shard.
+On one host the clients write there directly; followers of the root notice new clients by inotify. A client's id is the prefix of its shard
+set, and not empty. Other names could leave the root or be mistaken for another client's shard.
 
 **Order.** As in `shard.merge`: by timestamp among the available records; each shard always in its own order.
 
@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import msgspec
 
@@ -27,8 +27,9 @@ from hub.root.following import FollowingRoot
 from hub.root.holds import RetentionHolds
 from hub.root.positions import Key
 from hub.root.reader import HubReader, HubReaderStats, delete, listing
+from hub.root.records import HubRecord
 from hub.root.shards import OpenCursor
-from kvspool import Record, SpoolStats, system
+from kvspool import Gap, Record, SpoolStats, system
 from kvspool.engine.iteration import Iterations
 from kvspool.errors import Closed, KvspoolError, LogExists, LogNotFound, NotALog
 from kvspool.journal import JournalStats
@@ -38,18 +39,12 @@ from kvspool.system import disk
 from kvspool.system.handles import close_all
 from shard import ShardSet, TooFewDescriptors, descriptors, route
 from shard.kernel.merge import placed
-from shard.merge import UNREADABLE, FollowingMerge, Merge, Values
+from shard.merge import UNREADABLE, FollowingMerge, Merge, NoGaps, Values
 from shard.merged import Log, MergedLogs, moved
-from shard.shardset import ShardRecord, open_shard
+from shard.shardset import open_shard
 
 if TYPE_CHECKING:
     from shard.following import AsyncMerge
-
-
-class HubRecord(ShardRecord, frozen=True, gc=False):
-    """A record, its client, and its shard of that client."""
-
-    client: str = ""
 
 
 class ClientStats(msgspec.Struct, frozen=True):
@@ -135,6 +130,16 @@ class HubRoot(MergedLogs[Key, HubRecord]):
 
     # Reading.
 
+    @overload
+    def read(
+        self, start: str | datetime = ..., *, limit: int | None = ..., on_gap: NoGaps = ..., isolation: Isolation = ...
+    ) -> Merge[HubRecord]: ...
+
+    @overload
+    def read(
+        self, start: str | datetime = ..., *, limit: int | None = ..., on_gap: OnGap = ..., isolation: Isolation = ...
+    ) -> Merge[HubRecord | Gap]: ...
+
     def read(
         self,
         start: str | datetime = "earliest",
@@ -142,7 +147,7 @@ class HubRoot(MergedLogs[Key, HubRecord]):
         limit: int | None = None,
         on_gap: OnGap = "raise",
         isolation: Isolation = "appended",
-    ) -> Merge[Any]:
+    ) -> Merge[HubRecord | Gap]:
         """Iterate over the stored records (`HubRecord`) of all clients. start: "earliest", "latest" or an aware datetime.
 
         limit, on_gap and isolation: as in `kvspool.Log.read`. Raises ShardError for shards that form no set. The error of a shard that
@@ -152,6 +157,16 @@ class HubRoot(MergedLogs[Key, HubRecord]):
         self.add_shards(merge, _cursors_at(start, True, isolation), is_bounded=True)
         return self._iterations.add(merge)
 
+    @overload
+    def read_values(
+        self, start: str | datetime = ..., *, limit: int | None = ..., on_gap: NoGaps = ..., isolation: Isolation = ...
+    ) -> Values[bytes]: ...
+
+    @overload
+    def read_values(
+        self, start: str | datetime = ..., *, limit: int | None = ..., on_gap: OnGap = ..., isolation: Isolation = ...
+    ) -> Values[bytes | Gap]: ...
+
     def read_values(
         self,
         start: str | datetime = "earliest",
@@ -159,9 +174,33 @@ class HubRoot(MergedLogs[Key, HubRecord]):
         limit: int | None = None,
         on_gap: OnGap = "raise",
         isolation: Isolation = "appended",
-    ) -> Values:
+    ) -> Values[bytes | Gap]:
         """Iterate over the stored bytes of the values only; see `read`."""
         return Values(self.read(start, limit=limit, on_gap=on_gap, isolation=isolation))
+
+    @overload
+    def follow(
+        self,
+        start: str | datetime = ...,
+        *,
+        timeout: float | None = ...,
+        limit: int | None = ...,
+        on_gap: NoGaps = ...,
+        isolation: Isolation = ...,
+        spin: float = ...,
+    ) -> FollowingMerge[HubRecord]: ...
+
+    @overload
+    def follow(
+        self,
+        start: str | datetime = ...,
+        *,
+        timeout: float | None = ...,
+        limit: int | None = ...,
+        on_gap: OnGap = ...,
+        isolation: Isolation = ...,
+        spin: float = ...,
+    ) -> FollowingMerge[HubRecord | Gap]: ...
 
     def follow(
         self,
@@ -172,13 +211,35 @@ class HubRoot(MergedLogs[Key, HubRecord]):
         on_gap: OnGap = "raise",
         isolation: Isolation = "appended",
         spin: float = 0.0,
-    ) -> FollowingMerge[Any]:
+    ) -> FollowingMerge[HubRecord | Gap]:
         """Iterate over the records from `start`, and wait for more; clients that appear later are read from their earliest record.
 
         One inotify descriptor serves the root and all shards. Ends normally after `timeout` seconds without a record; None: never. spin: as
         in `kvspool.Log.follow`. Raises Closed as soon as any thread closes the root.
         """
         return self._following(start, FollowingRoot(self, limit, on_gap, timeout, isolation, spin), isolation)
+
+    @overload
+    def follow_async(
+        self,
+        start: str | datetime = ...,
+        *,
+        timeout: float | None = ...,
+        limit: int | None = ...,
+        on_gap: NoGaps = ...,
+        isolation: Isolation = ...,
+    ) -> AsyncMerge[HubRecord]: ...
+
+    @overload
+    def follow_async(
+        self,
+        start: str | datetime = ...,
+        *,
+        timeout: float | None = ...,
+        limit: int | None = ...,
+        on_gap: OnGap = ...,
+        isolation: Isolation = ...,
+    ) -> AsyncMerge[HubRecord | Gap]: ...
 
     def follow_async(
         self,
@@ -188,7 +249,7 @@ class HubRoot(MergedLogs[Key, HubRecord]):
         limit: int | None = None,
         on_gap: OnGap = "raise",
         isolation: Isolation = "appended",
-    ) -> AsyncMerge[Any]:
+    ) -> AsyncMerge[HubRecord | Gap]:
         """Iterate with `async for` over the records from `start`, and wait for more in the event loop; see `follow`."""
         from shard.following import AsyncMerge
 

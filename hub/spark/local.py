@@ -1,8 +1,8 @@
 """Shards on this host: one log, the shard sets under a root, or the clients of a hub root.
 
-The driver keeps the logs open and checks them often. Without changes that costs a few loads for a spool, and three `stat` for a journal:
-a directory is listed again only after its modification time has changed. A task opens a log by its path, takes no lock, and keeps a
-spool open for the next task of its process.
+The driver keeps the logs open and checks them often. Without changes that costs a few loads for a spool, and three `stat` for a journal. A
+directory is listed again only after its modification time has changed. A task opens a log by its path, takes no lock, and keeps a spool
+open for the next task of its process.
 
 **New and removed logs.** The next look finds a new client or shard; a set that is being created is read as far as it exists. A removed one
 is missing from the next look. If another log replaces one, its id differs. A resized spool is the same log.
@@ -20,7 +20,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hub.root.file_version import UNSETTLED, FileVersion
+from hub.root.file_version import UNSTABLE, FileVersion
 from hub.spark.errors import DataLossError
 from hub.spark.selection import ALL, Selection
 from hub.spark.shards import Extent, ShardKey, ShardRange
@@ -258,7 +258,7 @@ class _Names:
         if version == self._version and (is_all_there and self._is_plain or system.port.monotonic() < self._again_at):
             return None
         found = self._found()
-        self._version = version if version.is_settled else None
+        self._version = version if version.is_stable else None
         self._again_at = system.port.monotonic() + AGAIN
         return found
 
@@ -340,7 +340,7 @@ class _Look:
         segments = log.segments_apart()
         self._paths = [segments.directory, log.format.lock_file(log.path), segments.path_of(log.bases()[-1])]
         versions = [directory, *map(FileVersion.of, self._paths[1:])]  # taken before the look: the next one sees later changes
-        self._versions = [version if version is None or version.is_settled else UNSETTLED for version in versions]
+        self._versions = [version if version is None or version.is_stable else UNSTABLE for version in versions]
         return self._noted(*log.extent(isolation))
 
     def close(self) -> None:

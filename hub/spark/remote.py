@@ -185,7 +185,7 @@ class _Hub:
             self._fail(error)
             return False
         except NotAllowed as error:
-            self._let_go()
+            self._disconnect()
             if is_new:
                 raise NotAllowed(f"[KVSPOOL_NOT_ALLOWED] {error}") from None
             return False  # the token may have changed
@@ -196,7 +196,7 @@ class _Hub:
         return news
 
     def _fail(self, error: Exception) -> None:
-        self._let_go()
+        self._disconnect()
         self.backoff.failed(error)
 
     def _connected(self) -> RemoteHub:
@@ -283,7 +283,7 @@ class _Hub:
             except LATER as error:
                 self._fail(error)
 
-    def _let_go(self) -> None:
+    def _disconnect(self) -> None:
         hub, self._hub = self._hub, None
         self._everything_at = 0.0  # our identity and the hub's may be others the next time
         if hub is not None:
@@ -294,7 +294,7 @@ class _Hub:
         if self._reader is not None and self.is_known and not self.backoff.retry_at:
             with suppress(HubError):
                 self._reader.flush(self._connected(), at_once=True)
-        self._let_go()
+        self._disconnect()
 
 
 class _Reader:

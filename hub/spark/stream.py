@@ -4,7 +4,7 @@ Spark keeps one reader in a process on the driver for the life of a query, and a
 processes, each with a fresh reader. Between two batches the driver asks some 90 times a second for new records, so that question costs
 only a look at the shards.
 
-**A batch** depends only on the offsets noted before it and for it, so a batch that is repeated after a failure has the same rows in the
+**A batch** depends only on the offsets noted before it and for it. So a batch that is repeated after a failure has the same rows in the
 same order. A new shard is noted at its first record, and read by the next batch: its beginning is then in the checkpoint.
 
 **Lost records**, which were not read in time (overwritten, removed by retention; a log deleted, replaced or shortened), are an error with a

@@ -1,7 +1,7 @@
 """The target of Spark's sinks, and the form of rows: options and columns, checked on the driver before a task runs.
 
-A target is one log, or the shard sets under a root, by topic. It is small and pickled for the tasks, which open it on their own hosts:
-its path must mean the same log there, or that host's own.
+A target is one log, or the shard sets under a root, by topic. It is small and pickled for the tasks, which open it on their own hosts. Its
+path must mean the same log there, or that host's own.
 
 Columns are those of Kafka's sink: `value`; optionally `key`, `topic`, `partition`, `timestamp`, `type`. `offset` and `timestampType`, which
 a read returns, are ignored: the log assigns offsets.
@@ -133,7 +133,7 @@ class SinkTarget:
     def open(self, topic: str) -> ShardSet:
         """Open the shards of a topic; create missing ones if `bits` is given. Tasks call this too.
 
-        Raises SinkError for a missing topic without `bits`, and the errors of opening logs.
+        Raises SparkSinkError for a missing topic without `bits`, and the errors of opening logs.
         """
         if self.is_log:
             return ShardSet(self.path.parent, self.path.name, [open_shard(self.path, 10.0)])
@@ -152,7 +152,7 @@ class SinkTarget:
             return ShardSet.open(self.path, prefix=topic)
 
     def check_topic(self, topic: str | None) -> str:
-        """Return a row's topic. Raises SinkError for a missing or impossible one, and for another one than the log's."""
+        """Return a row's topic. Raises SparkSinkError for a missing or impossible one, and for another one than the log's."""
         if topic is None:
             raise SparkSinkError(
                 "[KVSPOOL_NULL_TOPIC_IN_DATA] column topic is null in a row; fill it, drop those rows, or give option topic for all"

@@ -22,14 +22,11 @@ from pathlib import Path
 from threading import get_ident
 from typing import TypeVar
 
-import msgspec
-
 from kvspool import system
 from kvspool.engine import locks, sizes
 from kvspool.engine.background import SYNC_INTERVAL, Background
 from kvspool.errors import (
     Closed,
-    Corruption,
     KvspoolError,
     LockTimeout,
     LogExists,
@@ -41,11 +38,12 @@ from kvspool.errors import (
     Unsettled,
 )
 from kvspool.kernel import chunks_py as loops
-from kvspool.kernel.chunks import Ends, copies, count
+from kvspool.kernel.chunks import Ends
 from kvspool.options import DURABILITIES, Durability
-from kvspool.queue import format, header
+from kvspool.queue import contents, format, header
 from kvspool.queue.chain import Chain
-from kvspool.queue.chunk import Chunk, file_size, refuse_shorter
+from kvspool.queue.chunk import Chunk, file_size
+from kvspool.queue.contents import ChunkPart, QueueStats
 from kvspool.queue.flusher import QueueFlusher
 from kvspool.queue.sleeper import QueueSleeper, Watched
 from kvspool.system import filesystems, forks
@@ -53,27 +51,6 @@ from kvspool.system.handles import Handle
 
 T = TypeVar("T")
 TIMEOUT = 10.0  # seconds that a handle waits for a lock before LockTimeout names its holder
-BATCH = 256  # entries that are copied at once by an iteration
-
-
-class QueueStats(msgspec.Struct, frozen=True):
-    """The contents of a queue at one moment.
-
-    chunks: number of files; entries, bytes: of the entries that can be taken, without their lengths. size: bytes of the chunk files.
-    chunk_bytes: of the next one; max_chunks: this handle's bound. durability: this handle's; sync_error: errno of its first failed flush, 0
-    if there was none.
-    """
-
-    path: str
-    format: str
-    chunks: int
-    entries: int
-    bytes: int
-    size: int
-    chunk_bytes: int
-    max_chunks: int
-    durability: str
-    sync_error: int
 
 
 class ChunkQueue(Handle):
@@ -404,42 +381,16 @@ class ChunkQueue(Handle):
 
     def __iter__(self) -> Iterator[bytes]:
         """Yield the present entries without taking them. Entries that others take meanwhile may be left out."""
-        for chunk, at, tail in self._pieces():
-            while at < tail:
-                refuse_shorter(chunk)
-                entries, at = copies(chunk.view, at, tail, BATCH)
-                yield from entries
-                if not entries:
-                    raise Corruption(f"{self.path}: the entry at {at} of a chunk ends after the last one, at {tail}; see kvspool repair")
+        yield from contents.entries(self.path, self._parts())
 
     def qsize(self) -> int:
         """Return the number of entries. They are counted one by one, while others continue."""
-        return self._count()[0]
+        return contents.counted(self.path, self._parts())[0]
 
-    def _count(self) -> tuple[int, int]:
-        """Return the number of entries, and of their bytes."""
-        entries = size = 0
-        for chunk, at, tail in self._pieces():
-            refuse_shorter(chunk)
-            found, end = count(chunk.view, at, tail)
-            if end != tail:
-                raise Corruption(f"{self.path}: the entry at {end} of a chunk ends after the last one, at {tail}; see kvspool repair")
-            entries, size = entries + found, size + tail - at - loops.PREFIX * found
-        return entries, size
-
-    def _pieces(self) -> Iterator[tuple[Chunk, int, int]]:
-        """Yield each chunk, with begin and end of its live entries. These bytes never change."""
+    def _parts(self) -> Iterator[ChunkPart]:
         with self._held() as chain:
             ids, ends = list(chain.ids), {chunk.id: (chunk, chunk.state()) for chunk in (chain.first, chain.last) if chunk is not None}
-        for id in ids:
-            chunk, state = ends.get(id, (None, None))
-            if chunk is None or state is None:
-                try:
-                    chunk = Chunk.open(self.path, id)
-                except FileNotFoundError:
-                    continue  # all of it was taken
-                state = chunk.state()
-            yield chunk, state.head_ptr, state.tail_ptr
+        return contents.parts(self.path, ids, ends)
 
     def empty(self) -> bool:
         """Return whether there is no entry."""
@@ -456,7 +407,7 @@ class ChunkQueue(Handle):
         with self._held() as chain:
             ids, chunk_bytes = list(chain.ids), chain.new_size()
         size = sum(file_size(format.chunk_path(self.path, id)) for id in ids)
-        entries, data = self._count()
+        entries, data = contents.counted(self.path, self._parts())
         return QueueStats(
             path=str(self.path),
             format="qewqew",

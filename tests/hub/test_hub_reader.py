@@ -485,7 +485,7 @@ def test_held_is_the_lowest_committed_position_of_all_readers(root: HubRoot, mon
         assert root.held("a", 0) == 2
         other.commit()
         assert root.held("a", 0) == 5
-        monkeypatch.setattr("hub.root.file_version.SETTLED", -(1 << 62))
+        monkeypatch.setattr("hub.root.file_version.STABLE", -(1 << 62))
         assert root.held("a", 0) == 5
         with system.replaced(RecordingPort()) as port:
             assert root.held("a", 0) == 5

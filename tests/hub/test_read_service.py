@@ -1,4 +1,4 @@
-"""What a hub hands out: records, Gaps, ends and errors as any Flight client sees them; what it refuses; what it leaves behind."""
+"""The read service of a hub: records, Gaps, ends and errors as any Flight client sees them; what it refuses; what it leaves behind."""
 
 from __future__ import annotations
 
