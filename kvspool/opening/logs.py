@@ -17,6 +17,7 @@ from kvspool.journal import files as journals
 from kvspool.journal.formats import FORMATS
 from kvspool.journal.repair import JournalRepairReport
 from kvspool.journal.retention import Retention
+from kvspool.journal.settings import CODECS as JOURNAL_CODECS
 from kvspool.journal.settings import Settings
 from kvspool.journal.verify import JournalVerifyReport
 from kvspool.log import Log
@@ -193,7 +194,7 @@ def create(
         make = partial(_make_spool, target, {**asked, "capacity": size}, mode, touched, timeout, allow_unsafe_fs)
     else:
         if codec == "keyed":
-            raise ValueError(f"keyed values need the key table of a spool; a journal takes {' or '.join(settings.CODECS)}")
+            raise ValueError(f"keyed values need the key table of a spool; a journal takes {' or '.join(JOURNAL_CODECS)}")
         form = FORMATS[format](**{name: sizes.parse(value) for name, value in limits.items()})
         asked |= {"retention": retention, "first_sequence": first_sequence, "limits": form.limits()}
         make = partial(journals.create, target, form, Settings(**asked), mode=mode, timeout=timeout)
