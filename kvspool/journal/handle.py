@@ -1,4 +1,4 @@
-"""An open journal, as those see it who verify, repair, flush, trim and archive it."""
+"""The interface of an open journal for the modules that verify, repair, flush, trim and archive it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class JournalHandle(Protocol):
-    """What `kvspool.journal.Journal` does for them; see there."""
+    """These members of `kvspool.journal.Journal`; see there."""
 
     path: Path
     format: Format
@@ -42,6 +42,8 @@ class JournalHandle(Protocol):
     def generation(self) -> int: ...
 
     def locked(self, timeout: float, work: Callable[[], T]) -> T: ...
+
+    def refuse_another(self) -> None: ...
 
     def refuse_handler(self) -> None: ...
 

@@ -29,10 +29,10 @@ from kvspool import system
 from kvspool.engine import times
 from kvspool.engine.background import Background
 from kvspool.engine.iteration import Iterations
-from kvspool.errors import AGAIN, Closed, Corruption, LogNotFound, LogVanished, NoSuchReader, NotDurable, OutOfRange
+from kvspool.errors import AGAIN, Closed, Corruption, LogNotFound, NoSuchReader, NotDurable, OutOfRange
 from kvspool.journal import archive as archiving
 from kvspool.journal import control as page_file
-from kvspool.journal import producing, settings, trim
+from kvspool.journal import home, producing, settings, trim
 from kvspool.journal.appender import IS_ONE_STEP, Accounts, Appender, Torn
 from kvspool.journal.archive import ArchiveReport
 from kvspool.journal.control import Control, Page
@@ -40,6 +40,7 @@ from kvspool.journal.cursor import Cursor, Place, Reading
 from kvspool.journal.dropping import Room
 from kvspool.journal.durability import SYNC_INTERVAL, Flusher
 from kvspool.journal.format import DAMAGED, JUMPED, LAST_SEQUENCE, LAST_TIME, WHOLE, Batch, Format, Rows, joined
+from kvspool.journal.home import Home
 from kvspool.journal.index import STRIDE, Index
 from kvspool.journal.offsets import Lease, Offsets
 from kvspool.journal.reader import Consumer, JournalReader
@@ -106,9 +107,9 @@ class Journal(Log):
 
     HELPERS = frozenset(
         """
-        append_booked append_records bases clamped committed control cursor cursor_from end_of_read first forked generation
-        lag latest_time locked mode offsets place place_seen prepare_columns read_log_id readable_end records_from refuse_handler
-        segment_of segments_apart settle under_lock
+        append_booked append_records bases begin clamped committed control cursor cursor_from end_of_read first forked generation
+        lag latest_time locked mode offsets place place_seen prepare_columns read_log_id readable_end records_from refuse_another
+        refuse_handler segment_of segments_apart settle under_lock
         """.split()
     )
 
@@ -117,6 +118,7 @@ class Journal(Log):
         path: Path,
         format: Format,
         *,
+        id: str = "",
         codec: Codec = Codec.JSON,
         timeout: float = TIMEOUT,
         durability: Durability = "memory",
@@ -128,6 +130,7 @@ class Journal(Log):
         self.durability = durability
         self.sync_interval = sync_interval or SYNC_INTERVAL
         self._codec = codec
+        self._home = Home(path, format, id)
         self._id = b""  # once it is known
         self._segments = Segments(path, format)
         self._looking = threading.RLock()  # one thread at a time uses those segments
@@ -360,21 +363,27 @@ class Journal(Log):
         self.check_open()
         appender = self._appender
         if appender is None or appender.process != system.port.process_id():
-            if self.has_vanished():
-                raise LogVanished(f"{self.path} was deleted while it was open; open it again if it exists")
-            mode = self.mode()
-            self.format.prepare(self.path)
-            control = Control(self.format.lock_file(self.path), mode)
-            try:
-                room = Room(self.format, self.offsets) if self.format.total_bytes or self.format.trims_consumed else None
-                accounts = Accounts(self.path, lambda: self.log_id) if self.format.has_producers else None
-                appender = Appender(self.segments_apart(), control, mode, timeout, self._torn, room, trim.on_roll(self), accounts)
-            except BaseException:
-                control.close()
-                raise
-            self._appender = appender
+            with home.locked(self.path, timeout, shared=True):
+                appender = self.begin(timeout)
         if IS_ONE_STEP:
             self._tail = appender.control.tail
+        return appender
+
+    def begin(self, timeout: float) -> Appender:
+        """Open the files that appends need, and create the first segment if there is none. The caller has locked the directory."""
+        self._home.refuse_another()
+        mode = self.mode()
+        self.format.prepare(self.path)
+        control = Control(self.format.lock_file(self.path), mode)
+        try:
+            room = Room(self.format, self.offsets) if self.format.total_bytes or self.format.trims_consumed else None
+            accounts = Accounts(self.path, lambda: self.log_id) if self.format.has_producers else None
+            segments = self.segments_apart()
+            appender = Appender(self._home, segments, control, mode, timeout, self._torn, room, trim.on_roll(self), accounts)
+        except BaseException:
+            control.close()
+            raise
+        self._appender = appender
         return appender
 
     def open_to_write(self) -> None:
@@ -681,7 +690,8 @@ class Journal(Log):
     # Durable readers.
 
     def settle(self, sequence: int) -> None:
-        """Flush the records below a sequence, for a reader that is about to commit it. Raises Poisoned."""
+        """Flush the records below a sequence, for a reader that is about to commit it. Raises Poisoned, LogVanished."""
+        self._home.refuse_another()
         self._flusher.settle(sequence)
 
     def committed(self) -> None:
@@ -701,6 +711,7 @@ class Journal(Log):
         self.check_open()
         if not isinstance(name, str):
             raise TypeError(f"a reader's name is str, not {type(name).__name__}")
+        self._home.refuse_another()
         lease = self.offsets.take(name)
         try:
             return self._iterations.add(self._new_reader(name, start, isolation, lease))
@@ -750,6 +761,7 @@ class Journal(Log):
         self.check_open()
         if not isinstance(name, str):
             raise ValueError(f"{self.path} is a journal: its readers have no slots; {name!r} is not a reader's name")
+        self._home.refuse_another()
         with suppress(Corruption):  # one with an unreadable position can be deleted nevertheless
             if self.offsets.load(name) is None:
                 raise NoSuchReader(f"{self.path} has no reader {name!r}")
@@ -804,6 +816,10 @@ class Journal(Log):
 
     def repair(self, timeout: float | None = None) -> JournalRepairReport:
         return repair_journal(self, self.mode(), self.timeout if timeout is None else timeout)
+
+    def refuse_another(self) -> None:
+        """Raise LogVanished if another journal, or none, is at the path; see `journal.home`."""
+        self._home.refuse_another()
 
     def bases(self) -> list[int]:
         """Return the first sequences of all segments, in order. Raises LogNotFound if there is none."""
@@ -867,7 +883,8 @@ class Journal(Log):
     def _begin_id(self, *_: object) -> None:
         """Under the append lock: create the id of a journal without one."""
         if not self.log_id:  # another handle may have been faster
-            self._change_settings(id=settings.new_id())
+            self._home.id = settings.new_id()
+            self._change_settings(id=self._home.id)
 
     def _change_settings(self, **changes: Any) -> None:
         """Under the append lock: store the settings with changed fields, also for a journal without settings; on disk."""
