@@ -61,6 +61,12 @@ CAPABILITIES = {
 }
 """Optional capabilities of a log, and alternatives to each."""
 
+
+def unsupported(kind: str, capability: str) -> Unsupported:
+    """Return the error for a kind of log without a capability."""
+    return Unsupported(kind, capability, CAPABILITIES[capability])
+
+
 TRIES = 5  # reads of the last records, which rewinds may take back at that moment
 
 
@@ -537,4 +543,4 @@ class Log(Handle, ABC):
 
     def _refuse(self, capability: str) -> NoReturn:
         self.check_open()
-        raise Unsupported(self.kind, capability, CAPABILITIES[capability])
+        raise unsupported(self.kind, capability)

@@ -45,12 +45,7 @@ UPWARD = {
     *(("kvspool.log", f"kvspool.journal.{name}") for name in "archive journal repair retention trim verify".split()),
     *(("kvspool.log", f"kvspool.spool.{name}") for name in "repair resize spool verify".split()),
 }
-CIRCULAR: set[Edge] = {
-    ("kvspool.journal.format", "kvspool.journal.columns"),
-    ("kvspool.journal.format", "kvspool.journal.segments"),
-    ("kvspool.journal.retention", "kvspool.journal.handle"),
-    ("kvspool.journal.retention", "kvspool.journal.trim"),
-}
+CIRCULAR: set[Edge] = set()
 
 
 def name_of(path: Path) -> str:

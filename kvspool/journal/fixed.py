@@ -200,7 +200,7 @@ class FixedJournal(Journal):
     def _begin_at(self, appender: Appender, page: Page, position: int) -> Page:
         appender.control.write(page._replace(boot=NO_RUN))
         self._bounds.begin_at(position, self.mode())
-        self.format.finish(appender.segments, self.mode())
+        self.format.finish(self.path, self.mode())
         return self._end_at(appender, page, position)
 
     def _end_at(self, appender: Appender, page: Page, position: int) -> Page:

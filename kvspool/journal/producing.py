@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from kvspool import producers
 from kvspool.engine.ledger import Ledger
-from kvspool.errors import Unsupported
 from kvspool.journal.cursor import Cursor, Reading
 from kvspool.journal.format import Batch
-from kvspool.log import CAPABILITIES
+from kvspool.log import unsupported
 from kvspool.producers import Booking, ColumnPieces, Pieces
 from kvspool.record import Record
 from kvspool.system.handles import Handle
@@ -65,7 +64,7 @@ class ListedRows:
 
 
 class ProducingJournal(Protocol):
-    """What `kvspool.journal.Journal` does for its producers; see there."""
+    """The members of `kvspool.journal.Journal` that its producers use; see there."""
 
     path: Path
     format: Format
@@ -103,7 +102,7 @@ class JournalProducing(Handle):
     def __init__(self, log: ProducingJournal) -> None:
         """Raises Unsupported for a format without producers."""
         if not log.format.has_producers:
-            raise Unsupported(log.kind, "producers", CAPABILITIES["producers"])
+            raise unsupported(log.kind, "producers")
         self._log = log
         self.path = log.path
         self.timeout = log.timeout

@@ -14,7 +14,7 @@ from kvspool import system
 from kvspool.engine import sizes
 from kvspool.errors import Corruption, KvspoolError, OutOfRange
 from kvspool.journal import settings
-from kvspool.journal.dropping import consumed, drop, whole_before
+from kvspool.journal.dropping import consumed, drop
 from kvspool.journal.retention import Retention
 from kvspool.journal.segments import Segments
 from kvspool.journal.times import time_at
@@ -221,18 +221,6 @@ def _readers(offsets: Offsets) -> Iterator[tuple[str, int]]:
             sequence = -1
         if sequence is not None:
             yield name, sequence
-
-
-def drop_before(journal: JournalHandle, sequence: int, timeout: float | None = None) -> list[int]:
-    """Remove every segment wholly before a sequence, on disk when it returns; return their first sequences.
-
-    timeout: seconds to wait for the append lock; None: the journal's. Raises the errors of `Log.append` for the lock and the disk.
-    """
-
-    def work(appender: Appender, _: Page) -> list[int]:
-        return drop(appender.segments, whole_before(appender.segments.bases(), sequence))
-
-    return journal.under_lock(journal.timeout if timeout is None else timeout, work)
 
 
 def drop_consumed(journal: JournalHandle) -> None:
