@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from kvspool.engine.following import AsyncFollowing
     from kvspool.engine.iteration import Iteration
     from kvspool.journal.archive import ArchiveReport
-    from kvspool.journal.journal import JournalStats
     from kvspool.journal.repair import JournalRepairReport
     from kvspool.journal.retention import Retention
+    from kvspool.journal.stats import JournalStats
     from kvspool.journal.trim import TrimReport
     from kvspool.journal.verify import JournalVerifyReport
     from kvspool.options import Durability, Progress

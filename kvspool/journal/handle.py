@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from kvspool.journal.control import Control, Page
     from kvspool.journal.format import Format
     from kvspool.journal.offsets import Offsets
+    from kvspool.journal.retention import Retention
     from kvspool.journal.segments import Segment, Segments
+    from kvspool.options import Durability
 
 T = TypeVar("T")
 
@@ -22,11 +24,16 @@ class JournalHandle(Protocol):
     path: Path
     format: Format
     timeout: float
+    durability: Durability
+    sync_interval: float
     offsets: Offsets
     trim_error: Exception | None
 
     @property
     def kind(self) -> str: ...
+
+    @property
+    def retention(self) -> Retention | None: ...
 
     @property
     def log_id(self) -> bytes: ...

@@ -13,12 +13,17 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from kvspool import system
 from kvspool.engine import locks
 from kvspool.errors import Corruption, LogVanished
 from kvspool.journal import settings
 from kvspool.journal.format import Format
+from kvspool.journal.settings import Settings
+from kvspool.record import Codec
 from kvspool.system.descriptor import Descriptor
 
 
@@ -27,10 +32,24 @@ class Home:
 
     def __init__(self, path: Path, format: Format, id: str) -> None:
         self._path = path
+        self._format = format
         self._segments = format.segments_in(path)
         self._sidecar = format.sidecar(path)
         self._identity = _identity(self._segments)
         self.id = id
+
+    def settings(self) -> Settings:
+        """Return the settings of the journal now at the path; the defaults if it has none. Raises Corruption."""
+        return settings.load(self._sidecar) or Settings(format=self._format.name)
+
+    def change(self, codec: Codec, mode: int, changes: dict[str, Any]) -> None:
+        """Under the append lock: store the settings with changed fields, on disk; for a journal without settings with its present ones."""
+        found = settings.load(self._sidecar)
+        if found is None:
+            found = Settings(format=self._format.name, limits=self._format.limits(), codec=codec.name.lower())
+        found = msgspec.structs.replace(found, **changes)
+        settings.store(self._sidecar, found, mode)
+        self.id = found.id
 
     def refuse_another(self) -> None:
         """Raise LogVanished if the journal is no longer at its path. Only under the append lock does the answer stay true."""

@@ -13,7 +13,6 @@ import msgspec
 from kvspool import system
 from kvspool.engine import sizes
 from kvspool.errors import Corruption, KvspoolError, OutOfRange
-from kvspool.journal import settings
 from kvspool.journal.dropping import consumed, drop
 from kvspool.journal.retention import Retention
 from kvspool.journal.segments import Segments
@@ -231,15 +230,9 @@ def drop_consumed(journal: JournalHandle) -> None:
             journal.under_lock(0, lambda appender, _: drop(appender.segments, consumed(appender.segments, journal.offsets)))
 
 
-def own(journal: JournalHandle) -> Retention | None:
-    """Return the present retention in the journal's settings; None if there is none. Raises Corruption."""
-    found = settings.load(journal.format.sidecar(journal.path))
-    return None if found is None else found.retention
-
-
 def plan(journal: JournalHandle, retention: Retention, before: int | None = None, elsewhere: Elsewhere = dict) -> TrimPlan:
     """Return the plan of a trim now. Takes no lock, and changes nothing."""
-    return Trim(journal.segments_apart(), journal.offsets, journal.end(), retention, before, own(journal), elsewhere).plan()
+    return Trim(journal.segments_apart(), journal.offsets, journal.end(), retention, before, journal.retention, elsewhere).plan()
 
 
 def trim(
@@ -253,7 +246,7 @@ def trim(
     elsewhere: Elsewhere = dict,
 ) -> TrimReport:
     """See `Journal.trim`."""
-    kept = own(journal)
+    kept = journal.retention
     if retention is None:
         retention = Retention(force=force) if before is not None else kept
     if retention is None or (before is None and not retention.has_limit):
@@ -307,7 +300,7 @@ def on_roll(journal: JournalHandle) -> Callable[[int], None]:
 
     def apply(end: int) -> None:
         try:
-            rules = own(journal)
+            rules = journal.retention
             if rules is not None and rules.has_limit:
                 Trim(journal.segments_apart(), journal.offsets, end, rules).remove()
             journal.trim_error = None
