@@ -10,7 +10,7 @@ import msgspec
 
 from kvspool import system
 from kvspool.errors import Corruption, FormatError, LogExists
-from kvspool.journal import home, settings
+from kvspool.journal import control, home, settings
 from kvspool.journal.fixed import FixedJournal
 from kvspool.journal.format import LAST_SEQUENCE, Format
 from kvspool.journal.formats import FORMATS, Fixed
@@ -59,6 +59,7 @@ def _fill(path: Path, form: Format, chosen: Settings, mode: int, made: list[Path
     except BaseException:
         for directory in reversed(made):
             _remove(directory)
+        _remove_ours(path, path, form)  # if the directory existed before
         raise
 
 
@@ -93,19 +94,24 @@ def _remove(directory: Path) -> None:
         system.port.remove_directory(directory)
 
 
+def _remove_ours(directory: Path, path: Path, form: Format) -> None:
+    """Remove the files in a directory that have names of files of the journal at a path."""
+    with suppress(OSError):
+        lock = form.lock_file(path)
+        ours = (lock.name, control.tail_file(lock).name, *LEFTOVERS)
+        for name in system.port.names(directory):
+            if name in ours or form.base_of(name) is not None:
+                system.port.remove(directory / name)
+
+
 def discard(path: Path, format: str) -> None:
     """Remove the leftovers of a process that crashed while it created a journal, and only files with their names. The caller knows that it
     contains no record.
     """
     form = FORMATS[format](**{"fixed": {"item_bytes": 1, "items_per_blob": 1}}.get(format, {}))
-    lock = form.lock_file(path).name
-    made = dict.fromkeys((path, form.sidecar(path), form.lock_file(path).parent, form.segments_in(path)))
-    for directory in reversed(made):
-        with suppress(OSError):
-            for name in system.port.names(directory):
-                if name in (lock, settings.NAME, f"{settings.NAME}.tmp") or form.base_of(name) is not None:
-                    system.port.remove(directory / name)
-            system.port.remove_directory(directory)
+    for directory in reversed(dict.fromkeys((path, form.sidecar(path), form.lock_file(path).parent, form.segments_in(path)))):
+        _remove_ours(directory, path, form)
+        _remove_empty([directory])
 
 
 def lies_at(path: Path) -> bool:

@@ -19,6 +19,7 @@ from kvspool import system
 from kvspool.engine import making
 from kvspool.errors import KvspoolError, LockTimeout, LogExists, LogVanished
 from kvspool.journal import Journal, Retention
+from kvspool.journal.files import LEFTOVERS
 from kvspool.system.descriptor import Descriptor
 
 FORMATS: dict[str, dict[str, Any]] = {
@@ -215,6 +216,27 @@ def test_a_creator_that_fails_at_any_call_removes_no_record_of_another_process(t
     else:
         raise AssertionError("the creator never came to its end")
     assert opened > 3
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_creator_that_fails_in_a_directory_that_was_there_leaves_it_empty_for_the_next_one(tmp_path: Path, name: str) -> None:
+    failed = 0
+    for nth in range(1, 200):
+        path = tmp_path / str(nth) / "log"
+        path.mkdir(parents=True)
+        with suppress(OSError), system.replaced(Failing(nth, lambda: None)) as port:
+            create(path, name).close()
+        assert isinstance(port, Failing)
+        if port.left > 0:
+            break
+        if not list(path.rglob("*")) or set(os.listdir(path)) <= LEFTOVERS:
+            failed += 1
+            create(path, name).close()
+        with reopened(path, name) as log:
+            assert log.append(b"four") == 0
+    else:
+        raise AssertionError("the creator never came to its end")
+    assert failed > 10
 
 
 def test_a_writer_waits_for_a_creator_and_appends_then(tmp_path: Path) -> None:
