@@ -53,11 +53,11 @@ class Home:
 
     def refuse_another(self) -> None:
         """Raise LogVanished if the journal is no longer at its path. Only under the append lock does the answer stay true."""
-        if not self._identity or _identity(self._segments) != self._identity or self._has_another_id():
+        if not self._identity or _identity(self._segments) != self._identity or ("-" not in self._identity and self._has_another_id()):
             raise LogVanished(f"{self._path} was deleted or replaced while it was open; open it again if it exists")
 
     def _has_another_id(self) -> bool:
-        """Return whether the journal at the path has another id: on some file systems a later directory may have the same identity."""
+        """Return whether the journal at the path has another id: without file handles a later directory may have the same identity."""
         with suppress(Corruption, OSError):  # damaged settings stop no append
             found = settings.load(self._sidecar) if self.id else None
             return found is not None and found.id not in ("", self.id)
@@ -65,9 +65,9 @@ class Home:
 
 
 def _identity(directory: Path) -> str:
-    """Return the identity of a directory, through links; nothing if it doesn't exist."""
+    """Return the identity of a directory; nothing if it doesn't exist."""
     try:
-        return system.port.identity(os.path.realpath(directory))
+        return system.port.identity(directory)
     except (FileNotFoundError, NotADirectoryError):
         return ""
 

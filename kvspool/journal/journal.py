@@ -244,9 +244,8 @@ class Journal(Log):
         appender = self._appender
         if appender is None or appender.process != system.port.process_id():
             with home.locked(self.path, timeout, shared=True):
-                appender = self.begin(timeout)
-        if IS_ONE_STEP:
-            self._tail = appender.control.tail
+                return self.begin(timeout)
+        self._tail = appender.control.tail if IS_ONE_STEP else None
         return appender
 
     def begin(self, timeout: float) -> Appender:
@@ -264,6 +263,7 @@ class Journal(Log):
             control.close()
             raise
         self._appender = appender
+        self._tail = appender.control.tail if IS_ONE_STEP else None
         return appender
 
     def open_to_write(self) -> None:

@@ -428,6 +428,13 @@ def control_place(log: Journal, sequence: int) -> Any:
     return Before(sequence, log.segments_apart().bases()[-1], last_segment(log).stat().st_size, latest, latest)
 
 
+@only_compiled
+def test_the_first_append_to_a_new_journal_is_one_step(log: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Journal, "under_lock", lambda *_: pytest.fail("the long way"))
+    monkeypatch.setattr(Journal, "_append_one", lambda *_: pytest.fail("with the lock between threads"))
+    assert log.append(value(0)) == 0
+
+
 def test_a_journal_that_was_moved_has_vanished(log: Journal) -> None:
     log.append(value(0))
     moved = log.path.with_name("moved")
