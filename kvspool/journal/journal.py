@@ -244,8 +244,8 @@ class Journal(Log):
         appender = self._appender
         if appender is None or appender.process != system.port.process_id():
             with home.locked(self.path, timeout, shared=True):
-                return self.begin(timeout)
-        self._tail = appender.control.tail if IS_ONE_STEP else None
+                appender = self.begin(timeout)
+        self._use_tail(appender)  # another one, if the lock file was removed
         return appender
 
     def begin(self, timeout: float) -> Appender:
@@ -263,8 +263,11 @@ class Journal(Log):
             control.close()
             raise
         self._appender = appender
-        self._tail = appender.control.tail if IS_ONE_STEP else None
+        self._use_tail(appender)
         return appender
+
+    def _use_tail(self, appender: Appender) -> None:
+        self._tail = appender.control.tail if IS_ONE_STEP else None
 
     def open_to_write(self) -> None:
         with self._thread_lock:
