@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from kvspool.engine.following import AsyncFollowing
     from kvspool.engine.iteration import Iteration
     from kvspool.journal.archive import ArchiveReport
-    from kvspool.journal.journal import JournalStats
     from kvspool.journal.repair import JournalRepairReport
     from kvspool.journal.retention import Retention
+    from kvspool.journal.stats import JournalStats
     from kvspool.journal.trim import TrimReport
     from kvspool.journal.verify import JournalVerifyReport
     from kvspool.options import Durability, Progress
@@ -60,6 +60,12 @@ CAPABILITIES = {
     "types": "store the type in the value, or use a spool, kvj or sej",
 }
 """Optional capabilities of a log, and alternatives to each."""
+
+
+def unsupported(kind: str, capability: str) -> Unsupported:
+    """Return the error for a kind of log without a capability."""
+    return Unsupported(kind, capability, CAPABILITIES[capability])
+
 
 TRIES = 5  # reads of the last records, which rewinds may take back at that moment
 
@@ -537,4 +543,4 @@ class Log(Handle, ABC):
 
     def _refuse(self, capability: str) -> NoReturn:
         self.check_open()
-        raise Unsupported(self.kind, capability, CAPABILITIES[capability])
+        raise unsupported(self.kind, capability)

@@ -25,6 +25,7 @@ FILE_CALLS = (
     "flush",
     "make_directory",
     "rename",
+    "rename_new",
     "map",
     "mounts",
     "try_lock",

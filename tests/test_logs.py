@@ -225,7 +225,7 @@ def test_a_creation_that_fails_at_any_call_leaves_nothing_behind(tmp_path: Path,
             for name in names:
                 shutil.rmtree(tmp_path / name)
         assert open_files() <= held, f"call {nth}, {port.failed}"
-    assert {"open", "write", "allocate", "set_mode", "flush", "make_directory", "rename", "map", "close", "boot_id"} <= set(failures)
+    assert {"open", "write", "allocate", "set_mode", "flush", "make_directory", "rename_new", "map", "close", "boot_id"} <= set(failures)
     assert leftovers == []
 
 
@@ -359,10 +359,10 @@ def test_of_creators_at_once_exactly_one_wins(tmp_path: Path) -> None:
 
 def test_a_creator_overtaken_between_its_look_and_its_rename_loses(tmp_path: Path) -> None:
     class Overtaken(system.Port):
-        def rename(self, source: object, target: object) -> None:
+        def rename_new(self, source: object, target: object) -> None:
             with system.replaced(system.Port()):
                 kvspool.create(tmp_path / "log", capacity=4096).close()
-            super().rename(source, target)  # type: ignore[arg-type]
+            super().rename_new(source, target)  # type: ignore[arg-type]
 
     with system.replaced(Overtaken()), pytest.raises(errors.LogExists):
         kvspool.create(tmp_path / "log", capacity=8192)

@@ -25,7 +25,7 @@ from hub.root.retention import HubRetention, RetentionFile
 from kvspool import system
 from kvspool.engine import sizes
 from kvspool.errors import KvspoolError, LogNotFound
-from kvspool.journal import Journal, Retention
+from kvspool.journal import Journal, Retention, trim
 from kvspool.journal.trim import AT_ONCE, TrimPlan, TrimReport
 from shard import route
 from shard.shardset import open_shard
@@ -89,7 +89,7 @@ class Trimmer:
 def _plan(path: Path) -> TrimPlan | None:
     """Return the segments of a shard; None if it is no journal."""
     with _journal(path) as journal:
-        return None if journal is None else Retention().plan(journal)
+        return None if journal is None else trim.plan(journal, Retention())
 
 
 @contextmanager

@@ -4,10 +4,14 @@
 removed. The kernel frees that lock when the creator ends, and not while it is stopped. So a directory whose lock is free belongs to a dead
 creator, or to one that has yet to lock it. The latter checks the name again after locking, and starts again with another ID if it was
 removed.
+
+**The name** is taken by a rename that replaces nothing. Only an empty directory is replaced, and only under its lock: creators of journals
+hold that while they fill a directory. So of creators of any kinds at one path one succeeds.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -16,6 +20,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvspool import system
+from kvspool.engine import locks
+from kvspool.options import TIMEOUT
 from kvspool.system.descriptor import Descriptor
 from kvspool.system.handles import Handle
 
@@ -72,6 +78,33 @@ def directory(path: Path, discard: Callable[[Path], None]) -> Iterator[Making]:
     finally:
         with suppress(OSError):  # it is closed anyway; the block has released it if it succeeded
             made.release()
+
+
+def take_name(building: Path, path: Path) -> None:
+    """Rename a directory to `path`, where there is nothing, or an empty directory. Waits while another process creates a log in that one.
+
+    Raises LockTimeout; the system's OSError: ENOTEMPTY, EEXIST, ENOTDIR or ELOOP if something else is there.
+    """
+
+    def attempt() -> bool | None:
+        try:
+            system.port.rename_new(building, path)
+            return True
+        except FileExistsError:
+            pass
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOSYS):  # the file system, or the kernel, has no such rename
+                raise
+            with suppress(FileExistsError):
+                system.port.make_directory(path)
+        lock = _locked(path)
+        if lock is None:
+            return None
+        with lock:
+            system.port.rename(building, path)
+        return True
+
+    locks.wait_for(attempt, TIMEOUT, lambda: f"another process is creating a log at {path}")
 
 
 def _give_up(building: Path, discard: Callable[[Path], None], error: BaseException) -> None:

@@ -5,10 +5,11 @@ from kvspool.journal.archive import ArchiveReport
 from kvspool.journal.damage import SegmentDamage
 from kvspool.journal.fixed import FixedJournal
 from kvspool.journal.format import JournalBatch
-from kvspool.journal.journal import Journal, JournalStats
+from kvspool.journal.journal import Journal
 from kvspool.journal.reader import Consumer, JournalReader
 from kvspool.journal.repair import JournalRepairReport, Removed
 from kvspool.journal.retention import Floor, Retention
+from kvspool.journal.stats import JournalStats
 from kvspool.journal.trim import TrimPlan, TrimReport
 from kvspool.journal.verify import JournalVerifyReport
 

@@ -44,6 +44,7 @@ from kvspool.system.handles import Handle
 
 if TYPE_CHECKING:
     from kvspool.journal.dropping import AppenderRetention
+    from kvspool.journal.home import Home
 
 IS_ONE_STEP = TWIN == "compiled"  # an append to the tail: it needs no lock between threads, and no signal handler interrupts it
 SHOWN = 1 << 16  # bytes of a cut that a report contains
@@ -89,6 +90,7 @@ class Appender(Handle):
 
     def __init__(
         self,
+        home: Home,
         segments: Segments,
         control: Control,
         mode: int,
@@ -98,8 +100,8 @@ class Appender(Handle):
         on_roll: OnRoll | None = None,
         producers: ProducerStates | None = None,
     ) -> None:
-        """Keep the original's writer out, and find the end; bytes cut for that are added to `torn`. Raises LockTimeout, Corruption,
-        Poisoned, or the system's OSError.
+        """Keep the original's writer out, and find the end; bytes cut for that are added to `torn`. Raises LockTimeout, LogVanished,
+        Corruption, Poisoned, or the system's OSError.
 
         room: called before anything is written. on_roll: called under the append lock, with the sequence of the next record, after a
         segment was begun; must not raise. producers: their states.
@@ -115,8 +117,8 @@ class Appender(Handle):
         self._thread = 0  # the thread that holds the append lock through this handle
         self._on_roll = on_roll
         self._producers = producers
-        self._identity = system.port.identity(segments.directory)
-        self._renewals = 0  # of the lock file, at the last check that the journal is still in place
+        self._home = home
+        self._renewals = -1  # of the lock file, at the last check that the journal is still in place
         control.enter(timeout)
         self.under_lock(timeout, lambda page: None)
 
@@ -178,7 +180,7 @@ class Appender(Handle):
         """Take the append lock."""
         self.control.lock(timeout)
         if self.control.renewals != self._renewals:
-            self._refuse_another()
+            self._home.refuse_another()
             self._renewals = self.control.renewals
 
     def _resolved_end(self) -> Page:
@@ -264,15 +266,6 @@ class Appender(Handle):
         self.control.write(page)
         return page
 
-    def _refuse_another(self) -> None:
-        """Raise LogVanished unless the journal is still where it was opened."""
-        try:
-            there = system.port.identity(self.segments.directory)
-        except FileNotFoundError:
-            there = ""
-        if there != self._identity:
-            raise LogVanished(f"{self.segments.path} was removed or replaced while it was open; open it again if it exists")
-
     # The end.
 
     def _find_end(self) -> Page:
@@ -298,7 +291,7 @@ class Appender(Handle):
             return False
         segment = self._segment
         if segment is None or segment.base != page.base or not segment.is_in_place():
-            self._refuse_another()
+            self._home.refuse_another()
             segment = self._open(page.base)
         return segment is not None and segment.size() == page.end
 
@@ -314,8 +307,9 @@ class Appender(Handle):
 
     def _recover(self, page: Page) -> Page:
         """Find the end from the segments, cut torn bytes, and write a new page."""
+        self._home.refuse_another()
         try:
-            self.format.finish(self.segments, self._mode)
+            self.format.finish(self.segments.path, self._mode)
             bases = self.segments.bases()
         except FileNotFoundError:
             raise LogVanished(f"{self.segments.directory} was removed; open the path again if it exists") from None

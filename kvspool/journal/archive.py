@@ -24,12 +24,12 @@ import msgspec
 
 from kvspool import system
 from kvspool.engine import locks
-from kvspool.errors import Corruption, Unsupported
+from kvspool.errors import Corruption
 from kvspool.journal import seekable
 from kvspool.journal.control import ADMIN, Control
 from kvspool.journal.segment import Archived, Segment
 from kvspool.journal.segments import Segments
-from kvspool.log import CAPABILITIES
+from kvspool.log import unsupported
 from kvspool.system import disk
 from kvspool.system.descriptor import Descriptor
 
@@ -248,7 +248,7 @@ def archive(
 ) -> ArchiveReport:
     """See `Log.archive`."""
     if not journal.format.has_archives:
-        raise Unsupported(journal.kind, "archive", CAPABILITIES["archive"])
+        raise unsupported(journal.kind, "archive")
     if level not in LEVELS:
         raise ValueError(f"a level is a number from {LEVELS[0]} to {LEVELS[-1]}, not {level}")
     return Archiver(journal, timeout, progress, level=level).run(before, older_than, dry_run=dry_run)
@@ -265,5 +265,5 @@ def unarchive(
 ) -> ArchiveReport:
     """See `Log.unarchive`."""
     if not journal.format.has_archives:
-        raise Unsupported(journal.kind, "archive", CAPABILITIES["archive"])
+        raise unsupported(journal.kind, "archive")
     return Archiver(journal, timeout, progress, undo=True).run(before, older_than, dry_run=dry_run)

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from kvspool import system
 from kvspool.engine import flushing
-from kvspool.errors import Closed, KvspoolError, LockTimeout, Poisoned, Reentered, Truncated
+from kvspool.engine.background import Background
+from kvspool.errors import Closed, KvspoolError, LockTimeout, NotDurable, Poisoned, Reentered, Truncated
 from kvspool.journal import control
 from kvspool.journal.control import SYNC
 from kvspool.journal.segment import Segment
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from kvspool.kernel.tail import Tail
 
 BLANK = 4  # bytes at the end of a segment that are tested for zeros
-SYNC_INTERVAL = 1.0  # seconds between two flushes at the level "os"
 TRIES = 2  # to open the tail's last segment; others may begin a new one
 
 
@@ -76,6 +76,31 @@ class JournalFlusher(Handle):
         self._target: FlushedSegment | None = None
         self._flush_turn: Any = threading.RLock()  # without a tail, one thread at a time flushes
         self._leader = 0  # that thread
+        self._background: Background | None = None
+        self._starting = threading.RLock()
+
+    # Levels.
+
+    def keep_level(self, sequences: range, timeout: float, durable: bool) -> None:
+        """Apply the level of the handle to appended records; durable: "disk" instead. Raises NotDurable."""
+        journal = self._journal
+        if durable or journal.durability == "disk":
+            try:
+                self.flush_below(sequences.stop, timeout)
+            except Exception as error:
+                raise NotDurable(sequences, str(error)) from error
+        elif journal.durability == "os":
+            with self._starting:
+                if self._background is None or not self._background.is_ours:
+                    self._background = Background(self, journal.sync_interval, journal.timeout)
+
+    def end_background(self) -> None:
+        """End the thread of the level "os", which flushes the remaining records. Raises the errors of `sync`."""
+        background, self._background = self._background, None
+        if background is not None and background.is_ours:
+            background.end()
+
+    # Flushes.
 
     def sync(self, timeout: float) -> int:
         """Flush all records appended so far; return the sequence below which all are on disk.
@@ -213,7 +238,7 @@ class JournalFlusher(Handle):
     def close(self) -> None:
         """Close all files, and in a forked child forget the state of the parent's threads."""
         self._target = None
-        self._flush_turn, self._leader = threading.RLock(), 0
+        self._flush_turn, self._leader, self._starting = threading.RLock(), 0, threading.RLock()
 
     def flush_for_commit(self, sequence: int) -> None:
         """Flush the records below a sequence if they may not be on disk, for a reader that is about to commit it.

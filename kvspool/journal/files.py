@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from kvspool import system
-from kvspool.engine import locks
 from kvspool.errors import Corruption, FormatError, LogExists
-from kvspool.journal import settings
+from kvspool.journal import control, home, settings
 from kvspool.journal.fixed import FixedJournal
 from kvspool.journal.format import LAST_SEQUENCE, Format
 from kvspool.journal.formats import FORMATS, Fixed
@@ -21,7 +19,6 @@ from kvspool.journal.settings import Settings
 from kvspool.options import TIMEOUT, Durability
 from kvspool.record import STRUCTURED
 from kvspool.system import disk
-from kvspool.system.descriptor import Descriptor
 
 KINDS: dict[str, type[Journal]] = {Fixed.name: FixedJournal}  # formats with further capabilities
 LEFTOVERS = frozenset((settings.NAME, f"{settings.NAME}.tmp"))  # of a `create` that was killed before the journal existed
@@ -37,51 +34,16 @@ def create(path: Path, form: Format, chosen: Settings, *, mode: int, timeout: fl
     while True:
         made: list[Path] = []
         _make(path, mode, made)
-        with _alone(path, made, timeout) as is_there:
+        with home.locked(path, timeout, shared=False, undo=partial(_remove_empty, made)) as is_there:
             if is_there:
                 return _fill(path, form, chosen, mode, made, timeout)
 
 
-@contextmanager
-def _alone(path: Path, made: list[Path], timeout: float) -> Iterator[bool]:
-    """Keep other processes from creating a journal in a directory during the `with` block, which gets False if it was removed.
-
-    made: the directory, if this call has created it; removed again if it can't be opened.
-    """
-    process = system.port.process_id()
-    try:
-        file = Descriptor(Path(os.path.realpath(path)), os.O_RDONLY | os.O_DIRECTORY)
-    except FileNotFoundError:
-        yield False
-        return
-    except BaseException:
-        _remove_empty(made)
-        raise
-
-    def attempt() -> bool | None:
-        return system.port.try_lock_file(file.number, shared=False) or None
-
-    try:
-        locks.wait_for(attempt, timeout, lambda: f"another process is creating a log at {path}")
-        try:
-            ours, there = system.port.status(file.number), system.port.look_up(os.path.realpath(path))
-        except BaseException:
-            _remove_empty(made)
-            raise
-        yield there is not None and (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
-    finally:
-        with suppress(OSError):  # the descriptor is closed then, too, and had nothing to write
-            locks.give_back_file(file, process)
-
-
 def _fill(path: Path, form: Format, chosen: Settings, mode: int, made: list[Path], timeout: float) -> Journal:
-    """Create a journal in a directory, and open it. If that fails, its files are removed, and the new directories `made`."""
-    try:
-        found = system.port.names(path)
-    except BaseException:
-        _remove_empty(made)
-        raise
-    if not LEFTOVERS.issuperset(found):
+    """Create a journal in a directory, and open it. If that fails, its files are removed, and the new directories `made`: under the lock
+    of the directory no other process has appended anything.
+    """
+    if not LEFTOVERS.issuperset(system.port.names(path)):
         raise LogExists(f"{path} exists already, and is not empty; kvspool.open opens a log")
     try:
         if form.sidecar(path) != path:
@@ -92,11 +54,12 @@ def _fill(path: Path, form: Format, chosen: Settings, mode: int, made: list[Path
             if directory not in (path, form.sidecar(path)):
                 _make(directory, mode, made)
         journal = _opened(path, form, chosen, timeout)
-        journal.under_lock(timeout, lambda *_: None)  # creates the lock file and the first segment
+        journal.begin(timeout)
         return journal
     except BaseException:
         for directory in reversed(made):
             _remove(directory)
+        _remove_ours(path, path, form)  # if the directory existed before
         raise
 
 
@@ -131,19 +94,24 @@ def _remove(directory: Path) -> None:
         system.port.remove_directory(directory)
 
 
+def _remove_ours(directory: Path, path: Path, form: Format) -> None:
+    """Remove the files in a directory that have names of files of the journal at a path."""
+    with suppress(OSError):
+        lock = form.lock_file(path)
+        ours = (lock.name, control.tail_file(lock).name, *LEFTOVERS)
+        for name in system.port.names(directory):
+            if name in ours or form.base_of(name) is not None:
+                system.port.remove(directory / name)
+
+
 def discard(path: Path, format: str) -> None:
     """Remove the leftovers of a process that crashed while it created a journal, and only files with their names. The caller knows that it
     contains no record.
     """
     form = FORMATS[format](**{"fixed": {"item_bytes": 1, "items_per_blob": 1}}.get(format, {}))
-    lock = form.lock_file(path).name
-    made = dict.fromkeys((path, form.sidecar(path), form.lock_file(path).parent, form.segments_in(path)))
-    for directory in reversed(made):
-        with suppress(OSError):
-            for name in system.port.names(directory):
-                if name in (lock, settings.NAME, f"{settings.NAME}.tmp") or form.base_of(name) is not None:
-                    system.port.remove(directory / name)
-            system.port.remove_directory(directory)
+    for directory in reversed(dict.fromkeys((path, form.sidecar(path), form.lock_file(path).parent, form.segments_in(path)))):
+        _remove_ours(directory, path, form)
+        _remove_empty([directory])
 
 
 def lies_at(path: Path) -> bool:
@@ -203,5 +171,11 @@ def open(
 
 def _opened(path: Path, form: Format, chosen: Settings, timeout: float) -> Journal:
     return KINDS.get(form.name, Journal)(
-        path, form, codec=STRUCTURED[chosen.codec], timeout=timeout, durability=chosen.durability, sync_interval=chosen.sync_interval
+        path,
+        form,
+        id=chosen.id,
+        codec=STRUCTURED[chosen.codec],
+        timeout=timeout,
+        durability=chosen.durability,
+        sync_interval=chosen.sync_interval,
     )

@@ -14,18 +14,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from kvspool.engine.iteration import Iteration
 from kvspool.engine.wakeups import Watcher
-from kvspool.errors import ChecksumMismatch, Closed, Corruption, KvspoolError, OutOfRange, Pruned, Truncated
+from kvspool.errors import ChecksumMismatch, Corruption, KvspoolError, OutOfRange, Pruned, Truncated
 from kvspool.journal.appender import Appender
 from kvspool.journal.bounds import Bounds
 from kvspool.journal.control import NO_RUN, Page
 from kvspool.journal.cursor import Cursor, SegmentPlace
 from kvspool.journal.formats.fixed import Fixed, pruned, sidecar_bounds
-from kvspool.journal.journal import Journal, JournalStats
+from kvspool.journal.journal import Journal
 from kvspool.journal.offsets import Lease
+from kvspool.journal.places import Places
 from kvspool.journal.reader import JournalReader
 from kvspool.journal.segments import Segment, Segments
 from kvspool.kernel import fixed
@@ -35,15 +34,57 @@ from kvspool.record import Gap
 TRIES = 5  # reads of an item that rewinds may replace meanwhile
 
 
+class FixedPlaces(Places):
+    """The blobs of a journal, whose bounds say which items count."""
+
+    format: Fixed
+
+    def __init__(self, path: Path, format: Fixed) -> None:
+        super().__init__(path, format)
+        self.bounds = sidecar_bounds(path)
+
+    def first(self) -> int:
+        oldest = max(self.bases()[0], self.bounds.first())
+        size = self.bounds.unfinished()
+        return oldest if size is None else min(oldest, size)
+
+    def at(self, position: int) -> SegmentPlace:
+        """Return the place of a position, existing or not."""
+        rest = position % self.format.items_per_blob
+        return SegmentPlace(position - rest, rest * self.format.record_bytes, position)
+
+    def place(self, start: Start) -> SegmentPlace:
+        """Return a place as every journal does; the earliest one is that of the oldest item."""
+        return self.at(self.first()) if start == "earliest" else super().place(start)
+
+    def seek(self, base: int, until: int | None = None, timestamp: int | None = None) -> SegmentPlace | None:
+        """Seek as every journal does; an item missing at the end of a blob would be after its end."""
+        with self._looking:
+            place = super().seek(base, until, timestamp)
+            segment = self.segments.get(base)
+            return place if place is None or segment is None else place._replace(position=min(place.position, segment.size()))
+
+    def end(self, bases: list[int]) -> tuple[SegmentPlace, int]:
+        """Return the end as every journal does; an unfinished rewind, or fresh begin, of a dead writer counts from its begin on."""
+        place, stop = super().end(bases)
+        size = self.bounds.unfinished()
+        if size is not None and size < place.sequence:
+            return self.at(size), stop
+        first = self.bounds.first()
+        return (self.at(first) if place.sequence < first else place), stop
+
+
 class FixedJournal(Journal):
     """A handle of a journal with the format fixed. Get it from `kvspool.create` or `kvspool.open`; see `Journal` for the common methods."""
 
+    PLACES = FixedPlaces
     HELPERS = frozenset(("open_for_sync",))
     format: Fixed
+    _places: FixedPlaces
 
     def __init__(self, path: Path, format: Fixed, **options: Any) -> None:
         super().__init__(path, format, **options)
-        self._bounds = sidecar_bounds(path)
+        self._bounds = self._places.bounds
         self._blobs = Segments(path, format)  # for `item`
         self._blobs_lock = threading.Lock()
 
@@ -65,8 +106,7 @@ class FixedJournal(Journal):
         form = self.format
         base = position - position % form.items_per_blob
         with self._blobs_lock:
-            if self._is_closed:
-                raise Closed(f"{self.path} was closed; open it again")
+            self.check_open()
             segment = self._blobs.get(base)
             return b"" if segment is None else segment.read((position - base) * form.record_bytes, form.record_bytes)
 
@@ -108,12 +148,7 @@ class FixedJournal(Journal):
 
     def oldest(self) -> int:
         """Return the position of the oldest item, or that of the next one if there is none."""
-        oldest = max(self._bases()[0], self._bounds.first())
-        size = self._bounds.unfinished()
-        return oldest if size is None else min(oldest, size)
-
-    def first(self) -> int:
-        return self.oldest()
+        return self._places.first()
 
     # Front and end.
 
@@ -185,7 +220,7 @@ class FixedJournal(Journal):
     def _prune(self, appender: Appender, page: Page, minimum: int) -> None:
         first = min(minimum, page.next_sequence)
         first -= first % self.format.items_per_blob
-        if first > self._bases()[0]:
+        if first > self.bases()[0]:
             appender.control.write(page._replace(boot=NO_RUN))
             self._bounds.begin_at(first, self.mode(), done=pruned(self.path, first))
             self.format.prune(appender.segments, first, self.mode())
@@ -200,57 +235,25 @@ class FixedJournal(Journal):
     def _begin_at(self, appender: Appender, page: Page, position: int) -> Page:
         appender.control.write(page._replace(boot=NO_RUN))
         self._bounds.begin_at(position, self.mode())
-        self.format.finish(appender.segments, self.mode())
+        self.format.finish(self.path, self.mode())
         return self._end_at(appender, page, position)
 
     def _end_at(self, appender: Appender, page: Page, position: int) -> Page:
-        place = self._at(position)
+        place = self._places.at(position)
         return appender.end_at(page, place.base, place.position, position)
 
     def generation(self) -> int:
         return self._bounds.entries()
 
-    # Positions.
-
-    def place(self, start: Start) -> SegmentPlace:
-        """Return a place as every journal does; the earliest one is that of the oldest item."""
-        return self._at(self.oldest()) if start == "earliest" else super().place(start)
-
-    def _at(self, position: int) -> SegmentPlace:
-        rest = position % self.format.items_per_blob
-        return SegmentPlace(position - rest, rest * self.format.record_bytes, position)
-
-    def _seek(self, base: int, until: int | None = None, timestamp: int | None = None) -> SegmentPlace | None:
-        """Seek as every journal does; an item missing at the end of a blob would be after its end."""
-        with self._looking:
-            place = super()._seek(base, until, timestamp)
-            segment = self._segments.get(base)
-            return place if place is None or segment is None else place._replace(position=min(place.position, segment.size()))
-
-    def _end(self, bases: list[int]) -> tuple[SegmentPlace, int]:
-        """Return the end as every journal does; an unfinished rewind, or fresh begin, of a dead writer counts from its begin on."""
-        place, stop = super()._end(bases)
-        size = self._bounds.unfinished()
-        if size is not None and size < place.sequence:
-            return self._at(size), stop
-        first = self._bounds.first()
-        return (self._at(first) if place.sequence < first else place), stop
-
     def cursor_from(self, place: SegmentPlace, end: int | None, isolation: Isolation = "appended") -> Cursor:
-        if self._is_closed:
-            raise Closed(f"{self.path} was closed; open it again")
-        limit = self._synced if check_isolation(isolation) == "synced" else None
+        self.check_open()
+        limit = self._places.synced if check_isolation(isolation) == "synced" else None
         return FixedCursor(Segments(self.path, self.format), place, end, limit, self._bounds)
 
     # Other methods.
 
     def _new_reader(self, name: str, start: Start, isolation: Isolation, lease: Lease) -> FixedReader:
         return FixedReader(self, name, start, isolation, lease, self._bounds)
-
-    def stats(self) -> JournalStats:
-        found = super().stats()
-        oldest = self.oldest()
-        return msgspec.structs.replace(found, first_sequence=oldest, records=max(0, found.next_sequence - oldest))
 
     def forked(self) -> None:
         self._blobs_lock = threading.Lock()

@@ -13,15 +13,13 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
-from kvspool.errors import Unsupported
 from kvspool.journal import settings
-from kvspool.log import CAPABILITIES
+from kvspool.log import unsupported
 from kvspool.record import NO_TIME, Codec
 
 if TYPE_CHECKING:
-    from kvspool.journal.columns import JournalColumns, Records
     from kvspool.journal.offsets import Offsets
-    from kvspool.journal.segments import Segment, Segments
+    from kvspool.journal.segment import Segment
 
 WHOLE, SHORT, DAMAGED, JUMPED = range(4)
 """Why a scan stopped: it has enough records, or the data ended between two frames; within a frame; at bytes that are no frame; at a frame
@@ -41,6 +39,32 @@ class JournalRows(Protocol):
 
     def encode(self, format: Format, start: int, place: Before) -> tuple[bytes | bytearray | memoryview, int, int]:
         """Return the result of `Format.encode` for the records from `start` on; valid until the next call."""
+
+
+class AppendedColumns(Protocol):
+    """Columns to append, as a format with columns encodes them: `journal.columns.JournalColumns`."""
+
+    rows: int
+
+    @property
+    def longest_key(self) -> int: ...
+
+    @property
+    def longest_value(self) -> int: ...
+
+    def buffers(self, now: int) -> tuple[Any, ...]: ...
+
+
+class AppendedRecords(Protocol):
+    """Columns whose buffers become frames: `journal.columns.Records`."""
+
+    rows: int
+    size: int
+    longest_key: int
+    longest_value: int
+    buffers: tuple[Any, ...]
+
+    def room(self, size: int) -> bytearray: ...
 
 
 class Before(NamedTuple):
@@ -230,17 +254,17 @@ class Format(ABC):
         A timestamp earlier than the one before it is raised to that. NO_TIME stays. No record: the next one begins a new segment.
         """
 
-    def check_columns(self, columns: JournalColumns | Records) -> None:
+    def check_columns(self, columns: AppendedColumns | AppendedRecords) -> None:
         """Do as `check`, for a format with columns."""
         raise NotImplementedError
 
     def encode_columns(
-        self, columns: JournalColumns, rows: memoryview | None, start: int, place: Before
+        self, columns: AppendedColumns, rows: memoryview | None, start: int, place: Before
     ) -> tuple[bytes | bytearray, int, int]:
         """Do as `encode`, for a format with columns; rows: int32 numbers of the selected rows, None for all."""
         raise NotImplementedError
 
-    def encode_records(self, records: Records, start: int, place: Before) -> tuple[memoryview, int, int]:
+    def encode_records(self, records: AppendedRecords, start: int, place: Before) -> tuple[memoryview, int, int]:
         """Do as `encode`, for a format with columns, into the records' own buffer."""
         raise NotImplementedError
 
@@ -316,8 +340,8 @@ class Format(ABC):
         """
         return None
 
-    def finish(self, segments: Segments, mode: int) -> None:
-        """Under the append lock, before the end is determined: finish operations of a dead writer, except appends.
+    def finish(self, path: Path, mode: int) -> None:
+        """Under the append lock of the journal at a path, before its end is determined: finish operations of a dead writer, except appends.
 
         Raises Corruption if writers can't have left the segments like this, so that nothing is appended to them.
         """
@@ -335,4 +359,4 @@ class Format(ABC):
     def refuse_time(self) -> None:
         """Raise Unsupported if records of this format have no time to look up."""
         if not self.has_timestamps:
-            raise Unsupported(self.name, "timestamps", CAPABILITIES["timestamps"])
+            raise unsupported(self.name, "timestamps")

@@ -1,4 +1,4 @@
-"""An open journal, as those see it who verify, repair, flush, trim and archive it."""
+"""The interface of an open journal for the modules that verify, repair, flush, trim and archive it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from kvspool.journal.control import Control, Page
     from kvspool.journal.format import Format
     from kvspool.journal.offsets import Offsets
+    from kvspool.journal.retention import Retention
     from kvspool.journal.segments import Segment, Segments
+    from kvspool.options import Durability
 
 T = TypeVar("T")
 
@@ -22,11 +24,16 @@ class JournalHandle(Protocol):
     path: Path
     format: Format
     timeout: float
+    durability: Durability
+    sync_interval: float
     offsets: Offsets
     trim_error: Exception | None
 
     @property
     def kind(self) -> str: ...
+
+    @property
+    def retention(self) -> Retention | None: ...
 
     @property
     def log_id(self) -> bytes: ...
@@ -42,6 +49,8 @@ class JournalHandle(Protocol):
     def generation(self) -> int: ...
 
     def locked(self, timeout: float, work: Callable[[], T]) -> T: ...
+
+    def refuse_another(self) -> None: ...
 
     def refuse_handler(self) -> None: ...
 

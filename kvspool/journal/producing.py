@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from kvspool.engine.producer_table import ProducerTable
-from kvspool.errors import Unsupported
 from kvspool.journal.cursor import Cursor, Reading
 from kvspool.journal.format import JournalBatch
-from kvspool.log import CAPABILITIES
+from kvspool.log import unsupported
 from kvspool.producers import BatchTransaction, ColumnPieces, ListedRows, Pieces, TableLocation
 from kvspool.record import Record
 from kvspool.system.handles import Handle
@@ -66,7 +65,7 @@ class JournalProducing(Handle):
     def __init__(self, log: ProducingJournal) -> None:
         """Raises Unsupported for a format without producers."""
         if not log.format.has_producers:
-            raise Unsupported(log.kind, "producers", CAPABILITIES["producers"])
+            raise unsupported(log.kind, "producers")
         self._log = log
         self.path = log.path
         self.timeout = log.timeout

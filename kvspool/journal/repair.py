@@ -86,12 +86,14 @@ def repair_journal(journal: JournalHandle, mode: int, timeout: float) -> Journal
 
 @contextmanager
 def _shut(journal: JournalHandle, mode: int, timeout: float) -> Iterator[Control]:
-    """Keep all writers out during the `with` block, also those of other programs."""
+    """Keep all writers out during the `with` block, also those of other programs. Raises LogVanished if the journal was replaced."""
+    journal.refuse_another()
     control = Control(journal.format.lock_file(journal.path), mode)
     try:
         control.enter(timeout)
         control.lock(timeout, SYNC)
         control.lock(timeout, APPEND)
+        journal.refuse_another()
         yield control
     finally:
         try:

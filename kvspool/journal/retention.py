@@ -7,15 +7,9 @@ it, and no older one stays. Two things keep it: the *floor*, always; and a durab
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import msgspec
 
 from kvspool.engine import sizes
-
-if TYPE_CHECKING:
-    from kvspool.journal.handle import JournalHandle
-    from kvspool.journal.trim import TrimPlan
 
 
 class Floor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
@@ -78,9 +72,3 @@ class Retention(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     def floors(self) -> Floor:
         """Return the floor as one."""
         return Floor(sequence=self.floor) if isinstance(self.floor, int) else self.floor or Floor()
-
-    def plan(self, journal: JournalHandle) -> TrimPlan:
-        """Return the effect of these rules on a journal now. Takes no lock, and changes nothing."""
-        from kvspool.journal import trim
-
-        return trim.plan(journal, self)

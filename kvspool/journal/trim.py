@@ -13,8 +13,7 @@ import msgspec
 from kvspool import system
 from kvspool.engine import sizes
 from kvspool.errors import Corruption, KvspoolError, OutOfRange
-from kvspool.journal import settings
-from kvspool.journal.dropping import consumed, drop, whole_before
+from kvspool.journal.dropping import consumed, drop
 from kvspool.journal.retention import Retention
 from kvspool.journal.segments import Segments
 from kvspool.journal.times import time_at
@@ -223,18 +222,6 @@ def _readers(offsets: Offsets) -> Iterator[tuple[str, int]]:
             yield name, sequence
 
 
-def drop_before(journal: JournalHandle, sequence: int, timeout: float | None = None) -> list[int]:
-    """Remove every segment wholly before a sequence, on disk when it returns; return their first sequences.
-
-    timeout: seconds to wait for the append lock; None: the journal's. Raises the errors of `Log.append` for the lock and the disk.
-    """
-
-    def work(appender: Appender, _: Page) -> list[int]:
-        return drop(appender.segments, whole_before(appender.segments.bases(), sequence))
-
-    return journal.under_lock(journal.timeout if timeout is None else timeout, work)
-
-
 def drop_consumed(journal: JournalHandle) -> None:
     """Remove segments that every durable reader has committed, unless a writer is appending: then the next call does it. Never raises."""
     with suppress(KvspoolError, OSError, ValueError):
@@ -243,15 +230,9 @@ def drop_consumed(journal: JournalHandle) -> None:
             journal.under_lock(0, lambda appender, _: drop(appender.segments, consumed(appender.segments, journal.offsets)))
 
 
-def own(journal: JournalHandle) -> Retention | None:
-    """Return the present retention in the journal's settings; None if there is none. Raises Corruption."""
-    found = settings.load(journal.format.sidecar(journal.path))
-    return None if found is None else found.retention
-
-
 def plan(journal: JournalHandle, retention: Retention, before: int | None = None, elsewhere: Elsewhere = dict) -> TrimPlan:
     """Return the plan of a trim now. Takes no lock, and changes nothing."""
-    return Trim(journal.segments_apart(), journal.offsets, journal.end(), retention, before, own(journal), elsewhere).plan()
+    return Trim(journal.segments_apart(), journal.offsets, journal.end(), retention, before, journal.retention, elsewhere).plan()
 
 
 def trim(
@@ -265,7 +246,7 @@ def trim(
     elsewhere: Elsewhere = dict,
 ) -> TrimReport:
     """See `Journal.trim`."""
-    kept = own(journal)
+    kept = journal.retention
     if retention is None:
         retention = Retention(force=force) if before is not None else kept
     if retention is None or (before is None and not retention.has_limit):
@@ -319,7 +300,7 @@ def on_roll(journal: JournalHandle) -> Callable[[int], None]:
 
     def apply(end: int) -> None:
         try:
-            rules = own(journal)
+            rules = journal.retention
             if rules is not None and rules.has_limit:
                 Trim(journal.segments_apart(), journal.offsets, end, rules).remove()
             journal.trim_error = None

@@ -120,9 +120,9 @@ def fill(building: Path, header: format.ControlHeader, mode: int, epoch: format.
 
 def _publish(made: making.Making, path: Path) -> None:
     try:
-        disk.put_in_place(made.path, path, made.release)
+        disk.put_in_place(made.path, path, made.release, making.take_name)
     except OSError as error:
-        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.ELOOP):
             raise LogExists(f"{path} exists already; kvspool.open opens it") from error
         raise
 

@@ -252,11 +252,20 @@ def _ring(fd: int, size: int, log_id: bytes) -> Iterator[_Ring]:
 
 def _capacity(ring: _Ring, most: int) -> int:
     """Return the capacity of a ring for all frames of another one of up to `most` bytes."""
-    used = sum(run.end - run.start for run in ring.runs)
-    # A frame takes at most a quarter of its ring. Its size is that of the header, the key and the value, rounded up to 8 bytes.
-    largest = max((len(key or b"") + len(value) + frames.HEADER + 8 for _, _, _, key, value, _ in ring.frames()), default=0)
-    wanted = 1 << (max(used, 4 * largest, format.LEAST_CAPACITY) - 1).bit_length()
-    return min(wanted, -(-max(most, format.LEAST_CAPACITY) // format.PAGE) * format.PAGE)
+    most = -(-max(most, format.LEAST_CAPACITY) // format.PAGE) * format.PAGE
+    wanted = _power_of_two(max(sum(run.end - run.start for run in ring.runs), format.LEAST_CAPACITY))
+    # A frame takes at most a quarter of its ring, so only runs longer than that can have one that needs a larger ring.
+    long = ring._replace(runs=[run for run in ring.runs if 4 * (run.end - run.start) > wanted])
+    if wanted < most and long.runs:
+        # The size of a frame is that of the header, the key and the value, rounded up to 8 bytes.
+        largest = max((len(key or b"") + len(value) + frames.HEADER + 8 for _, _, _, key, value, _ in long.frames()), default=0)
+        wanted = max(wanted, _power_of_two(4 * largest))
+    return min(wanted, most)
+
+
+def _power_of_two(size: int) -> int:
+    """Return the least power of two that is not below `size`."""
+    return 1 << (size - 1).bit_length()
 
 
 def _runs(scanner: FrameSurvey, size: int) -> Iterator[_Run]:

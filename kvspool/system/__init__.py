@@ -32,12 +32,14 @@ if TYPE_CHECKING:
 # struct flock on 64-bit Linux: type, whence, start, length, pid (which must be 0 for these locks).
 _FLOCK = struct.Struct("@hhqqi4x")
 _HANDLE, _HANDLE_BYTES = struct.Struct("@Ii"), 128  # struct file_handle, and the largest number of bytes after it
-_SYSCALL, _TIMESPEC = ctypes.CDLL(None).syscall, struct.Struct("@qq")
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_SYSCALL, _TIMESPEC = _LIBC.syscall, struct.Struct("@qq")
 _SYS_FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "loongarch64": 98, "ppc64le": 221}.get(os.uname().machine)
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1
 _PAUSE = 0.001  # seconds between polls of a word that doesn't support waiting
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, which the module mmap doesn't name
-_AT_CWD, _EXCHANGE = -100, 2  # of renameat2
+_FOLLOW = 0x400  # AT_SYMLINK_FOLLOW
+_AT_CWD, _NO_REPLACE, _EXCHANGE = -100, 1, 2  # of renameat2
 PRIVATE_FILE = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY  # flags with which every file is opened
 
 
@@ -116,13 +118,12 @@ class Port:
         """Return an identity that distinguishes a file from every other one of its file system, also from a later one with its inode
         number.
 
-        That is its handle, as NFS uses it; if the file system has none (overlayfs), only the inode number. It survives a rename of the file
-        and a restart of the machine.
+        Links are followed. It is the file's handle, as NFS uses it, with a "-" in it; if the file system has none (overlayfs), only the
+        inode number. It survives a rename of the file and a restart of the machine.
         """
         handle, mount = ctypes.create_string_buffer(_HANDLE.pack(_HANDLE_BYTES, 0), _HANDLE.size + _HANDLE_BYTES), ctypes.c_int()
-        name_to_handle = ctypes.CDLL(None, use_errno=True).name_to_handle_at
-        if name_to_handle(_AT_CWD, os.fsencode(path), handle, ctypes.byref(mount), 0):
-            return f"{os.stat(path, follow_symlinks=False).st_ino:x}"
+        if _LIBC.name_to_handle_at(_AT_CWD, os.fsencode(path), handle, ctypes.byref(mount), _FOLLOW):
+            return f"{os.stat(path).st_ino:x}"
         size, kind = _HANDLE.unpack_from(handle)
         return f"{kind & 0xFFFFFFFF:x}-{handle.raw[_HANDLE.size : _HANDLE.size + size].hex()}"
 
@@ -142,12 +143,13 @@ class Port:
     def rename(self, source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
         os.rename(source, target)
 
+    def rename_new(self, source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+        """Rename, but never replace anything, not even an empty directory. Raises FileExistsError; EINVAL if the file system can't."""
+        _rename(source, target, _NO_REPLACE)
+
     def exchange(self, one: str | os.PathLike[str], other: str | os.PathLike[str]) -> None:
         """Exchange two names atomically: every other process sees either the old or the new state."""
-        rename = ctypes.CDLL(None, use_errno=True).renameat2
-        if rename(_AT_CWD, os.fsencode(one), _AT_CWD, os.fsencode(other), _EXCHANGE):
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number), os.fspath(one), None, os.fspath(other))
+        _rename(one, other, _EXCHANGE)
 
     def link(self, source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
         """Give a file another name."""
@@ -385,6 +387,12 @@ class Port:
     def mounts(self) -> str:
         """Return the kernel's table of the mounted file systems."""
         return Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace")
+
+
+def _rename(source: str | os.PathLike[str], target: str | os.PathLike[str], flags: int) -> None:
+    if _LIBC.renameat2(_AT_CWD, os.fsencode(source), _AT_CWD, os.fsencode(target), flags):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), os.fspath(source), None, os.fspath(target))
 
 
 def _futex(words: memoryview, at: int) -> ctypes.c_uint32 | None:

@@ -59,13 +59,15 @@ def make_directory(path: Path, mode: int = 0o700) -> bool:
     return True
 
 
-def put_in_place(building: Path, path: Path, release: Callable[[], None] | None = None) -> None:
+def put_in_place(
+    building: Path, path: Path, release: Callable[[], None] | None = None, rename: Callable[[Path, Path], None] | None = None
+) -> None:
     """Rename a complete file or directory, its new name on disk when this returns. If anything fails, the old name is restored.
 
-    release: called under the new name, before the flush. Raises the system's OSError, or the errors of `release`; NameNotDurable instead of
-    an OSError if the old name couldn't be restored either.
+    release: called under the new name, before the flush. rename: instead of the system's, which replaces an empty directory. Raises the
+    system's OSError, or the errors of `release`; NameNotDurable instead of an OSError if the old name couldn't be restored either.
     """
-    system.port.rename(building, path)
+    (rename or system.port.rename)(building, path)
     try:
         if release is not None:
             release()

@@ -37,7 +37,6 @@ from kvspool.errors import (
 from kvspool.journal import Journal
 from kvspool.journal.consumers import PLACE, StoredConsumers, pack_index
 from kvspool.journal.formats import Fflg, fflg
-from kvspool.journal.trim import drop_before
 from kvspool.kernel import fflg_py
 from kvspool.record import Gap
 
@@ -199,7 +198,7 @@ def test_both_headers_are_read_under_names_of_any_width_and_appended_to(tmp_path
         assert log.append(b"f" * 9979) == base + 5
         assert (tmp_path / "log" / f"{base + 5:016x}").read_bytes() == header(base + 5) + entries(b"f" * 9979)
         assert items(log, base + 1) == [b"", b"c", b"d", b"e", b"f" * 9979]
-        assert drop_before(log, base + 3) == [base]
+        assert log.trim(before=base + 3).removed_segments == 1
         assert not (tmp_path / "log" / names[0]).exists()
 
 
@@ -769,7 +768,7 @@ def test_whoever_is_killed_while_segments_go_leaves_no_hole(tmp_path: Path, last
         with system.replaced(UnflushedPort()), kvspool.open(path) as log:
             log.sync()
             with system.replaced(KillingPort(nth)):
-                drop_before(log, 5) if last else log.append(b"x" * 9000)
+                log.trim(before=5, force=True) if last else log.append(b"x" * 9000)
 
     left = set()
     for nth in range(1, 60):

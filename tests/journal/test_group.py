@@ -877,7 +877,7 @@ def test_without_a_tail_one_thread_of_a_handle_flushes_at_a_time(tmp_path: Path)
         inside: list[int] = []
 
         def sync() -> None:
-            with pytest.raises(errors.LockTimeout, match="another thread flushes"):
+            with pytest.raises(errors.LockTimeout, match="another thread is still flushing"):
                 log._flusher.flush_below(1, 0)
             inside.append(0)
 

@@ -19,7 +19,7 @@ COUNT = 3000
 @pytest.fixture(params=["sej", "kvj"])
 def log(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(index, "STRIDE", 1000)
-    monkeypatch.setattr("kvspool.journal.journal.STRIDE", 1000)
+    monkeypatch.setattr("kvspool.journal.places.STRIDE", 1000)
     monkeypatch.setattr(index, "WORTHWHILE", 2)
     with kvspool.create(tmp_path / "log", format=request.param, segment_bytes=40_000) as log:  # type: ignore[call-overload]
         random_ = random.Random(1)
@@ -54,7 +54,7 @@ def test_few_bytes_are_read(log: Journal, monkeypatch: pytest.MonkeyPatch) -> No
     with reopened(log) as other:
         read: list[int] = []
         real = index.walk
-        monkeypatch.setattr("kvspool.journal.journal.walk", lambda *given: read.append(given[2]) or real(*given))  # type: ignore[func-returns-value]
+        monkeypatch.setattr("kvspool.journal.places.walk", lambda *given: read.append(given[2]) or real(*given))  # type: ignore[func-returns-value]
         place = other.place(COUNT - COUNT // 8)
         assert 0 <= place.position - read[-1] <= 8000, "a stride, and the frames that reach over its end"
 

@@ -37,7 +37,7 @@ def bases(log: Journal) -> list[int]:
 
 
 def going(log: Journal, retention: Retention) -> list[int]:
-    return [one.base for one in retention.plan(log).going]
+    return [one.base for one in trim.plan(log, retention).going]
 
 
 def stand(log: Journal, name: str, sequence: int) -> None:
@@ -69,7 +69,7 @@ def test_age_is_that_of_the_newest_record(tmp_path: Path) -> None:
     with kvspool.create(tmp_path / "log", format="sej", segment_bytes=SIZE * 2) as log:
         for age in (900, 800, 700, 50, 40, 30):
             log.append(b"x" * 10, timestamp=now - age * 10**9)
-        plan = Retention(max_age=100).plan(log)
+        plan = trim.plan(log, Retention(max_age=100))
         assert [one.goes for one in plan.segments] == [True, False, False, False]
         assert [round(one.age, -1) for one in plan.segments[:3]] == [800, 50, 30]
         assert going(log, Retention(max_age=45)) == [0, 2]
@@ -89,7 +89,7 @@ def test_what_all_durable_readers_have_read(log: Journal) -> None:
     stand(log, "quick", 40)
     assert going(log, Retention(by_consumers=True)) == [0, 10, 20, 30]
     stand(log, "slow", 19)
-    plan = Retention(by_consumers=True).plan(log)
+    plan = trim.plan(log, Retention(by_consumers=True))
     assert [(one.base, one.goes, one.held_by) for one in plan.segments] == [
         (0, True, []),
         (10, False, ["slow"]),

@@ -428,6 +428,13 @@ def control_place(log: Journal, sequence: int) -> Any:
     return Before(sequence, log.segments_apart().bases()[-1], last_segment(log).stat().st_size, latest, latest)
 
 
+@only_compiled
+def test_the_first_append_to_a_new_journal_is_one_step(log: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Journal, "under_lock", lambda *_: pytest.fail("the long way"))
+    monkeypatch.setattr(Journal, "_append_one", lambda *_: pytest.fail("with the lock between threads"))
+    assert log.append(value(0)) == 0
+
+
 def test_a_journal_that_was_moved_has_vanished(log: Journal) -> None:
     log.append(value(0))
     moved = log.path.with_name("moved")
@@ -563,7 +570,7 @@ def test_nobody_uses_another_tail_while_one_that_was_removed_is_in_use(log: Jour
     log.append(value(0))
     tail_file(log).unlink()
     with kvspool.open(log.path, timeout=0.05) as other:
-        with pytest.raises(LockTimeout, match="no longer"):
+        with pytest.raises(LockTimeout, match="use an earlier"):
             other.append(value(1))
         assert log.append(value(1)) == 1
         log.close()

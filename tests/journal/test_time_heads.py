@@ -66,8 +66,8 @@ def test_a_search_by_time_reads_the_first_records_of_few_segments(log: Journal) 
     for number, time in enumerate(TIMES):
         moment = datetime.fromtimestamp(time / 1e9, UTC)
         assert log.place(moment).sequence == number
-    first = bytes_read(lambda: log._first_sound_time(log.bases()[0]))
-    steering = bytes_read(lambda: log._last_begun(TIMES[-1], log.bases()))
+    first = bytes_read(lambda: log._places._first_sound_time(log.bases()[0]))
+    steering = bytes_read(lambda: log._places._last_begun(TIMES[-1], log.bases()))
     if log.format.has_checksums:
         assert LARGE <= first < 4 * LARGE, "the record as a whole, in growing pieces"
         assert steering <= 3 * first, "of the five segments, the last of which is empty, at most three"
@@ -79,7 +79,7 @@ def test_a_search_by_time_reads_little_where_the_first_records_are_small(tmp_pat
     with kvspool.create(tmp_path / "log", format="kvj", segment_bytes="16KiB") as log:
         log.append_many([b"x" * 1000] * 800, timestamp=5)
         segments = len(log.bases())
-        assert bytes_read(lambda: log._last_begun(4, log.bases())) < segments.bit_length() * 2 * 4096
+        assert bytes_read(lambda: log._places._last_begun(4, log.bases())) < segments.bit_length() * 2 * 4096
 
 
 @pytest.mark.parametrize("size", [20, 6000])

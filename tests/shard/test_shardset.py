@@ -178,12 +178,12 @@ def test_a_create_that_was_killed_is_resumed(tmp_path: Path, renames: int, expec
     root = tmp_path / "root"
 
     class Killing(system.Port):
-        def rename(self, *arguments: Any) -> None:
+        def rename_new(self, *arguments: Any) -> None:
             nonlocal renames
             renames -= 1
             if not renames:
                 os.kill(os.getpid(), signal.SIGKILL)
-            super().rename(*arguments)
+            super().rename_new(*arguments)
 
     def create() -> None:
         with system.replaced(Killing()):

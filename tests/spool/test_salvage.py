@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ import kvspool
 from kvspool.cli import main
 from kvspool.errors import Corruption, LogNotFound, NotALog
 from kvspool.spool import format
+from kvspool.spool.salvage import _Ring
 
 
 @pytest.fixture
@@ -78,6 +80,23 @@ def test_the_new_log_is_as_large_as_what_was_found(tmp_path: Path, capacity: int
         assert log.capacity == given
         assert list(log.read_values())[-len(kept) :] == kept
         assert log.stats().records == report.records
+
+
+def test_the_records_of_a_full_ring_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    passes = 0
+    frames = _Ring.frames
+
+    def counted(ring: Any) -> Any:
+        nonlocal passes
+        passes += 1
+        return frames(ring)
+
+    monkeypatch.setattr(_Ring, "frames", counted)
+    with kvspool.create(tmp_path / "source", capacity=1 << 16) as log:
+        log.append_many([b"x" * 1000] * 100)
+        kept = log.stats().records
+    assert kvspool.salvage(tmp_path / "source", tmp_path / "target").records >= kept
+    assert passes == 1
 
 
 def test_a_damaged_record_is_left_out(source: Path, tmp_path: Path) -> None:

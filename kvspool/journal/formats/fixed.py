@@ -150,9 +150,9 @@ class Fixed(Bare):
 
     # Leftovers of a dead writer.
 
-    def finish(self, segments: Segments, mode: int) -> None:
+    def finish(self, path: Path, mode: int) -> None:
         """Finish a rewind, a prune or a fresh begin. Raises Corruption for blobs that are missing, too short or too long."""
-        bounds = sidecar_bounds(segments.path)
+        segments, bounds = Segments(path, self), sidecar_bounds(path)
         size = bounds.unfinished()
         if size is not None:
             self.rewind(segments, size, mode)

@@ -8,21 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 from kvspool.engine.layout import Layout
 from kvspool.errors import Corruption, TooLarge, UnknownVersion
 from kvspool.journal import format
 from kvspool.journal.control import checksum
-from kvspool.journal.format import LAST_SEQUENCE, LAST_TIME, Before, JournalBatch, Scan
+from kvspool.journal.format import LAST_SEQUENCE, LAST_TIME, AppendedColumns, AppendedRecords, Before, JournalBatch, Scan
 from kvspool.journal.formats.arrangement import Nested
 from kvspool.kernel import kvj, tail_py
 from kvspool.kernel.kvj_py import HEAD as HEAD_BYTES
 from kvspool.kernel.kvj_py import LARGEST, NO_KEY
 from kvspool.kernel.kvj_py import LONGEST_KEY as LONGEST_KEY
-
-if TYPE_CHECKING:
-    from kvspool.journal.columns import JournalColumns, Records
 
 SEGMENT_BYTES = 64 << 20
 PIECE = 1 << 20  # bytes of frames encoded from columns at once: they are still in the cache when they are written
@@ -89,7 +86,7 @@ class Kvj(Nested):
         longest = max(map(len, batch.values), default=0)
         self._check_sizes(longest, max((len(key) for key in batch.keys or () if key is not None), default=0))
 
-    def check_columns(self, columns: JournalColumns | Records) -> None:
+    def check_columns(self, columns: AppendedColumns | AppendedRecords) -> None:
         self._check_sizes(columns.longest_value, columns.longest_key)
 
     def _check_sizes(self, longest: int, key: int) -> None:
@@ -106,12 +103,12 @@ class Kvj(Nested):
         return kvj.encode(values, keys, types, timestamps, codecs, type, time, codec, start, place.sequence, room, place.last)
 
     def encode_columns(
-        self, columns: JournalColumns, rows: memoryview | None, start: int, place: Before
+        self, columns: AppendedColumns, rows: memoryview | None, start: int, place: Before
     ) -> tuple[bytes | bytearray, int, int]:
         count, room = columns.rows if rows is None else len(rows), min(PIECE, self._room(place.end))
         return kvj.encode_columns(rows, count, start, place.sequence, room, place.last, *columns.buffers(place.now))
 
-    def encode_records(self, records: Records, start: int, place: Before) -> tuple[memoryview, int, int]:
+    def encode_records(self, records: AppendedRecords, start: int, place: Before) -> tuple[memoryview, int, int]:
         room = min(PIECE, self._room(place.end))
         largest = HEAD_BYTES + records.longest_key + records.longest_value
         out = records.room(min(max(0, room) + largest, HEAD_BYTES * records.rows + records.size))
