@@ -93,7 +93,7 @@ WORDS = re.compile(rf"(?<![\w-])({'|'.join(map(re.escape, sorted(REPLACED, key=l
 
 
 def faults(page: str) -> list[str]:
-    """Return what a reviewer would mark in a page, each with its line and what to write in place of it."""
+    """Return what a reviewer would mark in a page, each with its line and what to write instead."""
     found = []
     for paragraph in paragraphs(page):
         sentences = paragraph.sentences()
