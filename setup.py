@@ -1,11 +1,14 @@
 """The compiled twins; every static fact about the project is in setup.cfg.
 
-The same source that Python interprets is compiled under another name, with the C types of a .pxd beside it. Where there is no C
-compiler the extensions are left out, and the package works all the same, slower.
+The same source that Python interprets is compiled under another name, with the C types of a .pxd beside it. Sources that call each other
+for each record are compiled into one module. Where there is no C compiler the extensions are left out, and the package works all the
+same, slower.
 """
 
+import ast
 import os
 from glob import glob
+from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
@@ -14,18 +17,41 @@ STEMS = {
     "kvspool": ("chunks", "fflg", "fixed", "frames", "group", "kvj", "lock", "sej", "tail", "wakeups"),
     "shard": ("hash", "merge"),
 }
+PARTS = {  # of a module: further sources, each one after those that it imports
+    "frames": ("ring", "reader", "batch", "end", "writer", "single", "survey"),
+    "merge": ("following",),
+}
 
 
 def twin(package: str, stem: str) -> Extension:
-    """Return the extension that compiles `stem`_py.py of a package's kernel to `stem`_c."""
+    """Return the extension that compiles `stem`_py.py of a package's kernel, and its parts, to `stem`_c."""
     return Extension(
         f"{package}.kernel.{stem}_c",
-        [f"{package}/kernel/{stem}_py.py"],
+        [f"{package}/kernel/{part}_py.py" for part in (stem, *PARTS.get(stem, ()))],
         include_dirs=["kvspool/kernel"],
         depends=[f"{package}/kernel/{stem}_c.pxd", *glob("kvspool/kernel/*.pxd"), *glob("kvspool/kernel/*.h")],
         extra_compile_args=["-O3", "-g0"],  # a quarter of the time goes into what a debugger would want
         optional=True,
     )
+
+
+def joined(sources: list[str]) -> str:
+    """Return the path of one source with the statements of all, without their imports of each other."""
+    if len(sources) == 1:
+        return sources[0]
+    own = {source.removesuffix(".py").replace("/", ".") for source in sources}
+    statements = [
+        statement
+        for source in sources
+        for statement in ast.parse(Path(source).read_bytes(), source).body
+        if not (isinstance(statement, ast.ImportFrom) and statement.module in {*own, "__future__"})
+    ]
+    directives = [line for line in Path(sources[0]).read_text(encoding="utf-8").splitlines() if line.startswith("# cython:")]
+    lines = [*directives, "from __future__ import annotations", ast.unparse(ast.Module(statements, []))]
+    path = Path("build", sources[0])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return str(path)
 
 
 class BuildTwins(build_ext):
@@ -39,8 +65,9 @@ class BuildTwins(build_ext):
         from Cython.Build import cythonize
 
         made = cythonize(
-            [Extension(extension.name, extension.sources, depends=extension.depends) for extension in self.extensions],
+            [Extension(extension.name, [joined(extension.sources)], depends=extension.depends) for extension in self.extensions],
             build_dir="build",
+            include_path=["."],  # of the .pxd of joined sources, which are in `build`
             force=True,  # it doesn't see that a .pxd under the other name has changed
             nthreads=self.parallel,
             compiler_directives={

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from hub.errors import HubError, ShardReplaced
 from hub.root.reader import HubLag, HubReader, HubReaderStats, ShardLag
-from hub.root.root import ClientStats, HubRecord, HubRoot, HubStats
+from hub.root.records import HubRecord
+from hub.root.root import ClientStats, HubRoot, HubStats
 
 if TYPE_CHECKING:
     from hub.client.connection import Security

@@ -1,4 +1,4 @@
-"""What a reader gets in the place of records that are lost."""
+"""The Gap: a reader gets it instead of records that are lost."""
 
 from __future__ import annotations
 

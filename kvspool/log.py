@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from kvspool.reader import Reader, ReaderStats
     from kvspool.spool.repair import RepairReport
     from kvspool.spool.resize import Resized
-    from kvspool.spool.spool import SpoolStats
+    from kvspool.spool.stats import SpoolStats
     from kvspool.spool.verify import VerifyReport
     from kvspool.transfer.exchange import Exported
     from kvspool.transfer.exchange import Progress as ExportProgress
@@ -67,7 +67,7 @@ TRIES = 5  # reads of the last records, which rewinds may take back at that mome
 class Cursor(Protocol):
     """A position in a log that moves forward."""
 
-    lost: int
+    missed: int
 
     @property
     def sequence(self) -> int:

@@ -32,6 +32,8 @@ class Codec(IntEnum):
 
 STRUCTURED = {"json": Codec.JSON, "msgpack": Codec.MSGPACK, "keyed": Codec.KEYED}
 """The codecs that a log can have for values that are neither bytes nor str."""
+PORTABLE = {codec.name.lower(): codec for codec in (Codec.RAW, Codec.TEXT, Codec.JSON, Codec.MSGPACK)}
+"""The codecs whose values mean the same in every log. Those of KEYED belong to the key table of one log."""
 
 _ENCODE: dict[Codec, Callable[[Any], bytes]] = {
     Codec.JSON: msgspec.json.Encoder().encode,
@@ -119,7 +121,7 @@ def check_codec(codec: int) -> int:
     """Return the codec of values that are appended as they are. Raises ValueError for an unknown one, and for KEYED."""
     if codec == Codec.KEYED:
         raise ValueError("keyed values belong to the log whose key table they name; append them decoded, or as MessagePack")
-    if codec not in (Codec.RAW, Codec.TEXT, Codec.JSON, Codec.MSGPACK):
+    if codec not in PORTABLE.values():
         raise ValueError(f"codec is one of kvspool.Codec, and not PAD, not {codec!r}")
     return codec
 

@@ -23,7 +23,7 @@ class Append(Protocol):
 
 
 class Appendable(Protocol):
-    """What a writer needs of a log; see `kvspool.log.Log`."""
+    """The part of `kvspool.log.Log` for writers."""
 
     path: Path
 

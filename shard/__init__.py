@@ -10,6 +10,7 @@
 
 from shard.errors import ConflictingShardSets, IncompleteShardSet, ShardError, TooFewDescriptors
 from shard.place import Place
+from shard.protocols import Readable, Writable
 from shard.shardset import ShardRecord, ShardSet
 
 create = ShardSet.create
@@ -19,10 +20,12 @@ __all__ = [
     "ConflictingShardSets",
     "IncompleteShardSet",
     "Place",
+    "Readable",
     "ShardError",
     "ShardRecord",
     "ShardSet",
     "TooFewDescriptors",
+    "Writable",
     "create",
     "open",
 ]

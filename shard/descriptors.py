@@ -1,7 +1,7 @@
 """File descriptors for many logs at once: their number, and the error if there are too few.
 
-A spool needs 4 to be read (its two files, and one for each mapping of them) and 3 more to be appended to and synced. A journal needs 2 or
-3, and up to 8 more if its reader changes segments.
+A spool needs 4 to be read: its two files, and one for each mapping of them. Appends and syncs need 3 more. A journal needs 2 or 3, and up
+to 8 more if its reader changes segments.
 """
 
 from __future__ import annotations

@@ -13,18 +13,34 @@ kernel sends no wake-ups, checks of all logs take at most a fifth of the time.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 
-from kvspool.engine.wakeups import Watcher
+from kvspool import system
+from kvspool.engine.iteration import check_spin
+from kvspool.engine.wakeups import BLIND_POLL, Watcher
+from kvspool.options import OnGap
+from kvspool.record import Gap
 from kvspool.system.handles import Handle
-from shard.kernel.merge import FollowingLoops, Merging
-from shard.kernel.merge_py import FEW, LOOK_AROUND, REST, UNREADABLE, Cursor
+from shard.kernel.following_py import FEW, REST
+from shard.kernel.merge import FollowingLoops, MergeSource, Merging
+from shard.kernel.merge_py import LOOK_AROUND, UNREADABLE, Cursor
 
-__all__ = ["FEW", "LOOK_AROUND", "REST", "UNREADABLE", "Cursor", "FollowingMerge", "Merge"]
+if TYPE_CHECKING:
+    import asyncio
+
+__all__ = ["FEW", "LOOK_AROUND", "REST", "UNREADABLE", "Cursor", "FollowingMerge", "Merge", "MergeWatcher", "NoGaps", "Values"]
+
+R = TypeVar("R", covariant=True)
+NoGaps = Literal["raise", "skip"]  # kinds of `OnGap` for which an iteration returns only records
 
 
-class Merge(Merging, Iterator[Any], Handle):
+class Merge(Merging, Iterator[R], Handle):
     """Iterates over several bounded logs. `limit` and `on_gap`: as in `kvspool.Log.read`."""
+
+    if TYPE_CHECKING:
+
+        def __iter__(self) -> Self: ...
+        def __next__(self) -> R: ...
 
     def __enter__(self) -> Self:
         return self
@@ -33,14 +49,107 @@ class Merge(Merging, Iterator[Any], Handle):
         self.close()
 
 
-class FollowingMerge(FollowingLoops, Merge):
+class Values(Iterator[R], Handle, Generic[R]):
+    """Iterates over the stored bytes of the records of a merge, and over its Gaps."""
+
+    def __init__(self, merge: Merge[Any]) -> None:
+        self._merge = merge
+
+    @property
+    def missed(self) -> int:
+        """Return how many sequences were in Gaps so far."""
+        return int(self._merge.missed)
+
+    def __next__(self) -> R:
+        item: Any = next(self._merge)
+        value: R = item if type(item) is Gap else item.value  # type: ignore[assignment]  # `R` includes Gap then
+        return value
+
+    def close(self) -> None:
+        """Close all logs and end the iteration."""
+        self._merge.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class MergeWatcher(Watcher):
+    """The watcher of a following merge: it may poll before it sleeps, or sleep in a task of an event loop."""
+
+    def __init__(self, spin: float) -> None:
+        """spin: seconds to poll before sleeping: that uses a core, and saves the wake-up."""
+        super().__init__()
+        self._spin = spin
+
+    def wait(self, timeout: float) -> set[Any] | None:
+        spin = 0.0 if self.is_blind else min(self._spin, timeout)
+        if spin > 0:
+            until = system.port.monotonic() + spin
+            while system.port.monotonic() < until:
+                keys = super().wait(0.0)
+                if keys or keys is None:
+                    return keys
+        return super().wait(timeout - spin)
+
+    async def sleep(self, timeout: float) -> None:
+        """Sleep in a task until there are events to `wait` for, or another thread closes the watcher; at most `timeout` seconds."""
+        import asyncio
+
+        loop = asyncio.get_running_loop()
+        woken: asyncio.Future[None] = loop.create_future()
+        with self._in_use() as notifier:
+            if notifier is None or self.is_blind:
+                await asyncio.sleep(min(timeout, BLIND_POLL))
+                return
+            alarm = loop.call_later(timeout, _wake, woken)
+            loop.add_reader(notifier.fileno(), _wake, woken)
+            try:
+                await woken
+            finally:
+                loop.remove_reader(notifier.fileno())
+                alarm.cancel()
+
+
+def _wake(sleeper: asyncio.Future[None]) -> None:
+    if not sleeper.done():
+        sleeper.set_result(None)
+
+
+class FollowingMerge(FollowingLoops, Merge[R], Generic[R]):
     """Like Merge, but waits for records on one inotify descriptor; ends after `timeout` seconds without a record.
 
     An idle log is asked once for a wake-up, and read again after it; the module lists the checks in case a wake-up is lost. Logs send no
-    wake-ups if the kernel has no watch left, its queue overflowed, or we may not write to a log and so can't ask. Then all are checked
-    every `BLIND_POLL` seconds, but for at most a share of our time, for any number of logs.
+    wake-ups if the kernel has no watch left, or its queue overflowed. Nor does a log that we may not write to, because we can't ask. Then
+    all are checked every `BLIND_POLL` seconds, but for at most a share of our time, for any number of logs.
     """
 
-    def arm(self) -> Watcher:
+    def __init__(self, limit: int | None = None, on_gap: OnGap = "raise", timeout: float | None = None, spin: float = 0.0) -> None:
+        super().__init__(limit, on_gap, timeout)
+        self._spin = check_spin(spin)
+
+    @property
+    def merge(self) -> Self:
+        """Return the merge itself; see `shard.following.Followed`."""
+        return self
+
+    def arm(self) -> MergeWatcher:
         """Return a watcher, with the watches other than those of logs."""
-        return Watcher()
+        return MergeWatcher(self._spin)
+
+    def take_events(self) -> MergeWatcher | None:
+        """Take the wake-ups that have arrived, without waiting. Return the watcher to sleep on; None if there were some.
+
+        For a merge with the timeout 0: its next call checks the logs. A later record wakes the watcher.
+        """
+        watcher = self._watcher
+        if not isinstance(watcher, MergeWatcher):
+            self._watcher = self.arm()
+            return None
+        keys = watcher.wait(0.0)
+        for key in keys or ():
+            if not isinstance(key, MergeSource):
+                self.notice(key)
+        return None if keys else watcher

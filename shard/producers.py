@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from kvspool.arrow import Columns
 
 
-class Shards(Protocol):
-    """What a producer needs of a `ShardSet`."""
+class ProducingShards(Protocol):
+    """The interface of a `ShardSet` for its producers."""
 
     root: Path
     prefix: str
@@ -42,7 +42,7 @@ class Shards(Protocol):
 class ShardProducer(Handle):
     """One producer of a sharded log; get it from `ShardSet.producer`."""
 
-    def __init__(self, shards: Shards, name: str) -> None:
+    def __init__(self, shards: ProducingShards, name: str) -> None:
         """Raises ValueError for an invalid name, and for shards of a format without producers."""
         self.name = name
         self._shards = shards
@@ -110,7 +110,7 @@ class ShardProducer(Handle):
         return f"<ShardProducer {self.name!r} of {self._shards.root} prefix={self._shards.prefix!r}>"
 
 
-def laid_out(shards: Shards, batch: pyarrow.RecordBatch, codec: int) -> Columns:
+def laid_out(shards: ProducingShards, batch: pyarrow.RecordBatch, codec: int) -> Columns:
     """Return a record batch laid out for the shards of a set. Raises ValueError, TypeError, TooLarge."""
     from kvspool import arrow
 

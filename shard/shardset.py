@@ -12,40 +12,46 @@ from __future__ import annotations
 import operator
 import os
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import kvspool
-from kvspool import Record, Spool, SpoolStats, system
+from kvspool import Gap, Record, Spool, SpoolStats, system
 from kvspool.engine.iteration import Iterations
-from kvspool.errors import DO_NOT_REPEAT, KvspoolError, LogExists, LogNotFound, NotDurable, appended_by
+from kvspool.errors import DO_NOT_REPEAT, Closed, KvspoolError, LogExists, LogNotFound, NotDurable, appended_by
 from kvspool.journal import Journal, JournalStats
 from kvspool.opening import logs
 from kvspool.options import TIMEOUT, Isolation, OnGap
+from kvspool.producers import ProducerStats
 from kvspool.record import Codec, listed
 from kvspool.system import disk
-from kvspool.system.handles import Handle, close_all
+from kvspool.system.handles import close_all
 from shard import descriptors, route
 from shard.errors import AppendedToSomeShards, ConflictingShardSets, TooFewDescriptors
 from shard.kernel.hash import Spread, group, hash_column
 from shard.kernel.merge import placed
-from shard.merge import FollowingMerge, Merge
+from shard.merge import FollowingMerge, Merge, NoGaps, Values
+from shard.merged import Log, MergedLogs, moved
 from shard.place import Place
 from shard.producers import ShardProducer
+from shard.writer import ShardSetWriter
 
 if TYPE_CHECKING:
     import pyarrow
 
-Start = str | datetime | Mapping[int, int]
-M = TypeVar("M", bound=Merge)
+    from shard.following import AsyncMerge
 
+Start = str | datetime | Mapping[int, int]
+Call = Callable[[], range]
+M = TypeVar("M", bound=Merge[Any])
 
 CAPACITY = 64 << 20  # bytes, of all rings of a set by default: as much as one log, for any number of shards
 LEAST_CAPACITY = 1 << 20  # of one ring by default
-Log = Spool | Journal
+OF_SETS = frozenset(("codecs", "keys", "producers", "timestamps", "types"))  # capabilities that concern verbs of a set
 
 
 class ShardRecord(Record, frozen=True, gc=False):
@@ -54,17 +60,21 @@ class ShardRecord(Record, frozen=True, gc=False):
     shard: int = 0
 
 
-class ShardSet(Spread, Handle):
-    """A handle of a sharded log. Get it from `ShardSet.create` or `ShardSet.open`. It can be shared by threads, and survives a fork."""
+class ShardSet(Spread, MergedLogs[int, ShardRecord]):
+    """A handle of a sharded log. Get it from `ShardSet.create` or `ShardSet.open`. It can be shared by threads, and survives a fork.
+
+    shards: the logs of the shards, in order; their own verbs serve for what concerns one of them, for example `shards.shards[0].verify()`.
+    """
 
     HELPERS = frozenset(("append_at_once", "append_slowly", "find"))
+    shards: list[Log]
 
     def __init__(self, root: Path, prefix: str, shards: list[Log]) -> None:
         """Use the open logs of a complete set, in order."""
         # Writers without keys start at different shards; otherwise all would queue for the first one.
         turn = int.from_bytes(system.port.random(2), "little") & (len(shards) - 1)
         super().__init__(shards, all(isinstance(log, Spool) for log in shards), turn)
-        self.root = root
+        self.root = self.path = root
         self.prefix = prefix
         self.bits = len(shards).bit_length() - 1
         self._iterations = Iterations()
@@ -141,10 +151,13 @@ class ShardSet(Spread, Handle):
 
     # Writing.
 
-    def append_slowly(self, shard: int, value: Any, key: bytes | str | None, type: int, timestamp: int | None, durable: bool) -> Place:
+    def append_slowly(
+        self, shard: int, value: Any, key: bytes | str | None, type: int, timestamp: int | None, timeout: float | None, durable: bool
+    ) -> Place:
         """Append a record that takes several steps, or raise for invalid arguments; see `append`."""
+        log = self.shards[shard]
         try:
-            return Place(shard, self.shards[shard].append(value, key=key, type=type, timestamp=timestamp, durable=durable))
+            return Place(shard, log.append(value, key=key, type=type, timestamp=timestamp, timeout=timeout, durable=durable))
         except OSError as error:
             descriptors.explain(error, self.root, len(self.shards))
             raise
@@ -156,13 +169,14 @@ class ShardSet(Spread, Handle):
         keys: Iterable[bytes | str | None] | None = None,
         type: int = 0,
         timestamp: int | None = None,
+        timeout: float | None = None,
         durable: bool = False,
     ) -> dict[int, range]:
         """Append a record for each value, each shard's part under one lock. Return the sequences for each shard.
 
-        durable: return when all are on disk, after a flush for each shard with a part. If one value is invalid, nothing is written. If a
-        lock or a disk fails in between, the parts before it stay stored: AppendedToSomeShards lists them. The system's OSError and
-        KeyboardInterrupt get its attribute `parts` then.
+        timeout: seconds to wait for each lock, and for room (default: the set's). durable: return when all are on disk, after a flush for
+        each shard with a part. If one value is invalid, nothing is written. If a lock or a disk fails in between, the parts before it stay
+        stored: AppendedToSomeShards lists them. The system's OSError and KeyboardInterrupt get its attribute `parts` then.
         """
         values = values if isinstance(values, list) else listed(values)
         keys = [None] * len(values) if keys is None else listed(keys, "keys")
@@ -173,19 +187,26 @@ class ShardSet(Spread, Handle):
             part = parts.setdefault(self.shard_of(key), ([], []))
             part[0].append(value)
             part[1].append(key)
-        calls = {shard: _prepared(self.shards[shard], *part, type, timestamp, durable) for shard, part in parts.items()}
+        calls = {shard: _prepared(self.shards[shard], *part, type, timestamp, timeout, durable) for shard, part in parts.items()}
         return {shard: written for shard, (written,) in self._append_parts([calls]).items()}
 
-    def append_arrow(self, batch: pyarrow.RecordBatch | pyarrow.Table, *, codec: int = Codec.RAW) -> dict[int, list[range]]:
+    def append_arrow(
+        self,
+        batch: pyarrow.RecordBatch | pyarrow.Table,
+        *,
+        codec: int = Codec.RAW,
+        timeout: float | None = None,
+        durable: bool = False,
+    ) -> dict[int, list[range]]:
         """Append a record for each row without a Python object for it. Return the sequences for each shard.
 
-        Columns: as in `append_arrow` of the shards, which are `kvspool.Spool`s or journals. After an error: see `append_many`.
+        Columns: as in `append_arrow` of the shards, which are `kvspool.Spool`s or journals. timeout, durable, errors: see `append_many`.
         """
         from kvspool import arrow
 
-        return self._append_parts([self._split(part, codec) for part in arrow.parts(batch)])
+        return self._append_parts([self._split(part, codec, timeout, durable) for part in arrow.parts(batch)])
 
-    def _split(self, batch: pyarrow.RecordBatch, codec: int) -> dict[int, Any]:
+    def _split(self, batch: pyarrow.RecordBatch, codec: int, timeout: float | None, durable: bool) -> dict[int, Call]:
         """Return for each shard with rows the call that appends them, after all checks."""
         from kvspool import arrow
 
@@ -201,7 +222,7 @@ class ShardSet(Spread, Handle):
             group(memoryview(shards), memoryview(ends), memoryview(rows))
         starts = [0, *ends[:-1]]
         return {
-            shard: _prepared_columns(self.shards[shard], laid_out, memoryview(rows)[start:end], codec)
+            shard: _prepared_columns(self.shards[shard], laid_out, memoryview(rows)[start:end], codec, timeout, durable)
             for shard, (start, end) in enumerate(zip(starts, ends, strict=True))
             if end > start
         }
@@ -210,6 +231,7 @@ class ShardSet(Spread, Handle):
         """Call each batch's appends, one for each shard with a part of it. Return the sequences for each shard."""
         calls = [(shard, batch[shard]) for batch in batches for shard in sorted(batch)]
         done: dict[int, list[range]] = {shard: [] for shard, _ in calls}
+        self._check_open()
         try:
             with descriptors.for_logs(self.root, len(self.shards)):
                 for shard, call in calls:
@@ -223,12 +245,33 @@ class ShardSet(Spread, Handle):
             _say_what_is_stored(error, parts, set(done), is_last=ended >= len(calls) - 1)
             raise
 
+    def writer(self, timeout: float | None = None) -> ShardSetWriter:
+        """Return a writer for many appends; see `kvspool.Log.writer`. Raises Closed, LogVanished, PermissionError."""
+        for shard in self.shards:
+            shard.open_to_write()  # or raise the error of an append
+        return ShardSetWriter(self, timeout)
+
     def producer(self, name: str) -> ShardProducer:
         """Return a producer, which appends numbered batches and stores each record once, across crashes; see `shard.producers`.
 
-        Raises ValueError for an invalid name, and for journals of another format than kvj.
+        Raises ValueError for an invalid name, Unsupported for journals of another format than kvj.
         """
         return ShardProducer(self, name)
+
+    def producers(self) -> list[list[ProducerStats]]:
+        """Return the statistics of the producers of each shard, in order. Raises Closed."""
+        return [shard.producers() for shard in self.shards]
+
+    def forget_producers(self, names: Iterable[str], timeout: float | None = None) -> int:
+        """Forget producers in all shards, and return how many accounts there were; see `kvspool.Log.forget_producers`."""
+        wanted = list(names)
+        return sum(shard.forget_producers(wanted, timeout) for shard in self.shards)
+
+    def retire_producers(self, prefix: str, timeout: float | None = None) -> int:
+        """Declare that producers with this prefix append nothing more to any shard, and return the number of their accounts; see
+        `kvspool.producers.retire`.
+        """
+        return sum(shard.retire_producers(prefix, timeout) for shard in self.shards)
 
     def sync(self, timeout: float | None = None) -> dict[int, int]:
         """Write every appended record to disk. Return for each shard the sequence below which all are on disk; see `kvspool.Log.sync`."""
@@ -237,15 +280,65 @@ class ShardSet(Spread, Handle):
 
     # Reading.
 
+    @overload
+    def read(
+        self, start: Start = ..., *, limit: int | None = ..., on_gap: NoGaps = ..., isolation: Isolation = ...
+    ) -> Merge[ShardRecord]: ...
+
+    @overload
+    def read(
+        self, start: Start = ..., *, limit: int | None = ..., on_gap: OnGap = ..., isolation: Isolation = ...
+    ) -> Merge[ShardRecord | Gap]: ...
+
     def read(
         self, start: Start = "earliest", *, limit: int | None = None, on_gap: OnGap = "raise", isolation: Isolation = "appended"
-    ) -> Merge:
+    ) -> Merge[ShardRecord | Gap]:
         """Iterate over the stored records (`ShardRecord`) of all shards, in the order of `merge`.
 
         start: "earliest", "latest", an aware datetime, or a sequence for each shard (the others start at their earliest record). Raises
         OutOfRange; limit, on_gap and isolation: as in `kvspool.Log.read`.
         """
         return self._fill(Merge(limit, on_gap), start, True, isolation)
+
+    @overload
+    def read_values(
+        self, start: Start = ..., *, limit: int | None = ..., on_gap: NoGaps = ..., isolation: Isolation = ...
+    ) -> Values[bytes]: ...
+
+    @overload
+    def read_values(
+        self, start: Start = ..., *, limit: int | None = ..., on_gap: OnGap = ..., isolation: Isolation = ...
+    ) -> Values[bytes | Gap]: ...
+
+    def read_values(
+        self, start: Start = "earliest", *, limit: int | None = None, on_gap: OnGap = "raise", isolation: Isolation = "appended"
+    ) -> Values[bytes | Gap]:
+        """Iterate over the stored bytes of the values only; see `read`."""
+        return Values(self.read(start, limit=limit, on_gap=on_gap, isolation=isolation))
+
+    @overload
+    def follow(
+        self,
+        start: Start = ...,
+        *,
+        timeout: float | None = ...,
+        limit: int | None = ...,
+        on_gap: NoGaps = ...,
+        isolation: Isolation = ...,
+        spin: float = ...,
+    ) -> FollowingMerge[ShardRecord]: ...
+
+    @overload
+    def follow(
+        self,
+        start: Start = ...,
+        *,
+        timeout: float | None = ...,
+        limit: int | None = ...,
+        on_gap: OnGap = ...,
+        isolation: Isolation = ...,
+        spin: float = ...,
+    ) -> FollowingMerge[ShardRecord | Gap]: ...
 
     def follow(
         self,
@@ -255,12 +348,58 @@ class ShardSet(Spread, Handle):
         limit: int | None = None,
         on_gap: OnGap = "raise",
         isolation: Isolation = "appended",
-    ) -> FollowingMerge:
+        spin: float = 0.0,
+    ) -> FollowingMerge[ShardRecord | Gap]:
         """Iterate over the records from `start`, and wait for more, on one inotify descriptor for all shards; see `read`.
 
-        Ends normally after `timeout` seconds without a record; None: never. Raises Closed as soon as any thread closes the set.
+        Ends normally after `timeout` seconds without a record; None: never. spin: as in `kvspool.Log.follow`. Raises Closed as soon as any
+        thread closes the set.
         """
-        return self._fill(FollowingMerge(limit, on_gap, timeout), start, False, isolation)
+        return self._fill(FollowingMerge(limit, on_gap, timeout, spin), start, False, isolation)
+
+    @overload
+    def follow_async(
+        self, start: Start = ..., *, timeout: float | None = ..., limit: int | None = ..., on_gap: NoGaps = ..., isolation: Isolation = ...
+    ) -> AsyncMerge[ShardRecord]: ...
+
+    @overload
+    def follow_async(
+        self, start: Start = ..., *, timeout: float | None = ..., limit: int | None = ..., on_gap: OnGap = ..., isolation: Isolation = ...
+    ) -> AsyncMerge[ShardRecord | Gap]: ...
+
+    def follow_async(
+        self,
+        start: Start = "earliest",
+        *,
+        timeout: float | None = None,
+        limit: int | None = None,
+        on_gap: OnGap = "raise",
+        isolation: Isolation = "appended",
+    ) -> AsyncMerge[ShardRecord | Gap]:
+        """Iterate with `async for` over the records from `start`, and wait for more in the event loop; see `follow`."""
+        from shard.following import AsyncMerge
+
+        merge: FollowingMerge[Any] = self._fill(FollowingMerge(None, on_gap, 0.0), start, False, isolation)
+        return AsyncMerge(merge, limit, on_gap, timeout)
+
+    def get(self, shard: int, sequence: int) -> ShardRecord:
+        """Return a record by its place: `shards.get(*place)`. Raises ValueError for a shard that isn't there; see `kvspool.Log.get`."""
+        return self.placed_at(shard, self._log(shard).get(sequence))
+
+    def view(self, shard: int, sequence: int) -> AbstractContextManager[memoryview]:
+        """Return a context manager with a view of the stored bytes of a record's value; see `kvspool.Log.view`."""
+        return self._log(shard).view(sequence)
+
+    def each_log(self) -> Iterator[tuple[int, Log]]:
+        return iter(enumerate(self.shards))
+
+    def placed_at(self, key: int, record: Record) -> ShardRecord:
+        return moved(ShardRecord, record, shard=key)
+
+    def _log(self, shard: int) -> Log:
+        if shard not in range(len(self.shards)):
+            raise ValueError(f"there is no shard {shard}; there are 0..{len(self.shards) - 1}")
+        return self.shards[shard]
 
     def _fill(self, merge: M, start: Start, bounded: bool, isolation: Isolation) -> M:
         if isinstance(start, int):
@@ -277,6 +416,11 @@ class ShardSet(Spread, Handle):
 
     # Maintenance.
 
+    @property
+    def capabilities(self) -> frozenset[str]:
+        """Return the optional capabilities of all shards that concern verbs of a set; see `kvspool.Log.capabilities`."""
+        return OF_SETS.intersection(*(shard.capabilities for shard in self.shards))
+
     def stats(self) -> list[SpoolStats | JournalStats]:
         """Return the statistics of each shard, in order."""
         with descriptors.for_logs(self.root, len(self.shards)):
@@ -289,17 +433,21 @@ class ShardSet(Spread, Handle):
 
     def close(self) -> None:
         """Close all shards. Iterations raise Closed, at once in other threads."""
-        self._iterations.end(f"{self.root} was closed; open it again")
+        self._iterations.end(self._closed_words())
         close_all(self.shards)
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise Closed(self._closed_words())
+
+    def _closed_words(self) -> str:
+        return f"{self.root} was closed; open it again"
 
     def __enter__(self) -> ShardSet:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def __iter__(self) -> Merge:
-        return self.read()
 
     def __repr__(self) -> str:
         return f"<ShardSet {self.root} prefix={self.prefix!r} bits={self.bits}{' closed' if self.closed else ''}>"
@@ -339,17 +487,23 @@ def _say_what_is_stored(error: BaseException, parts: dict[int, list[range]], sha
 
 
 def _prepared(
-    log: Log, values: list[Any], keys: list[bytes | str | None], type: int, timestamp: int | None, durable: bool
-) -> Callable[[], range]:
+    log: kvspool.Log,
+    values: list[Any],
+    keys: list[bytes | str | None],
+    type: int,
+    timestamp: int | None,
+    timeout: float | None,
+    durable: bool,
+) -> Call:
     """Return the call that appends records, after all checks."""
-    if isinstance(log, Journal):
-        return partial(log.append_prepared, log.prepare(values, keys, type, timestamp), durable=durable)
-    return partial(log.append_prepared, log.prepare(values, keys, type, timestamp), durable=durable)
+    return partial(log.append_prepared, log.prepare(values, keys, type, timestamp), timeout, durable)
 
 
-def _prepared_columns(log: Log, laid_out: dict[bool, Any], rows: memoryview, codec: int) -> Callable[[], range]:
+def _prepared_columns(
+    log: Log, laid_out: dict[bool, Any], rows: memoryview, codec: int, timeout: float | None, durable: bool
+) -> Call:
     """Return the call that appends these rows of a record batch, after all checks."""
     if isinstance(log, Journal):
-        return partial(log.append_prepared, log.prepare_columns([laid_out[True]], rows))
+        return partial(log.append_prepared, log.prepare_columns([laid_out[True]], rows), timeout, durable)
     log.check_columns([laid_out[False]], codec)
-    return partial(log.append_columns, [laid_out[False]], rows, codec)
+    return partial(log.append_columns, [laid_out[False]], rows, codec, timeout, durable)

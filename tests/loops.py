@@ -7,16 +7,23 @@ import importlib.util
 import os
 from types import ModuleType
 
+from kvspool.kernel import twins as choosing
+
 
 def twins(stem: str) -> list[ModuleType]:
     """Return the interpreted loops of a module, as "kvspool.kernel.frames", and after them the compiled ones if they were built.
 
     The run of the interpreted twin gets only its own: the other run has both.
     """
-    found = [importlib.import_module(f"{stem}_py")]
+    found = [interpreted(stem)]
     if not os.environ.get("KVSPOOL_NO_EXTENSIONS") and importlib.util.find_spec(f"{stem}_c") is not None:
         found.append(importlib.import_module(f"{stem}_c"))
     return found
+
+
+def interpreted(stem: str) -> ModuleType:
+    """Return the interpreted loops of a module, of all its sources."""
+    return choosing.interpreted(stem, getattr(importlib.import_module(stem), "PARTS", ()))
 
 
 def twin_names() -> list[str]:

@@ -21,7 +21,7 @@ HOLDER = bytes(range(1, 49))
 
 
 class Ring:
-    """The memory of one log, and readers and writers over it. It replaces a `Pair`: a Cursor accepts it."""
+    """The memory of one log, and readers and writers over it. It replaces a `SpoolFiles`: a Cursor accepts it."""
 
     path = Path("ring")
     is_closed = False
@@ -67,7 +67,7 @@ class Ring:
         return twin.AppendLock(self.control if control is None else control, frames.LOCK, fd, len(self.files))
 
     def reader(self, position: int, sequence: int) -> Any:
-        data = Strict(self.data) if self.is_guarded and self.twin is frames else self.data
+        data = Strict(self.data) if self.is_guarded and self.twin.__name__.endswith("_py") else self.data
         return self.twin.FrameReader(data, self.control, SEED, position, sequence)
 
     def earliest(self) -> tuple[int, int]:

@@ -142,6 +142,13 @@ def test_a_twin_that_was_not_built_is_an_error(tmp_path: Path) -> None:
         trees.compile_twins(tmp_path)
 
 
+def test_the_copies_of_a_build_need_no_twin(tmp_path: Path) -> None:
+    (tmp_path / "build" / "kvspool").mkdir(parents=True)
+    (tmp_path / "build" / "kvspool" / "frames_c.pxd").touch()
+    (tmp_path / "setup.py").write_text("print('built')")
+    module("trees").compile_twins(tmp_path)
+
+
 @pytest.fixture
 def without_verbs(tmp_path: Path) -> Any:
     """Return a tree whose logs have no verbs."""

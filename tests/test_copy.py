@@ -33,7 +33,7 @@ from kvspool.errors import (
     SpoolFull,
     TooLarge,
 )
-from kvspool.journal import Batch
+from kvspool.journal import JournalBatch
 from kvspool.journal.formats import FORMATS
 from kvspool.kernel import sej
 from kvspool.record import NO_TIME
@@ -79,7 +79,7 @@ def fill(log: Any, records: list[Item]) -> None:
     else:
         form = log.format
         log.append_batch(
-            Batch(
+            JournalBatch(
                 values,
                 [key for _, _, _, key, _, _ in records] if form.has_keys else None,
                 types=[type for _, _, type, _, _, _ in records] if form.has_types else None,
@@ -290,7 +290,7 @@ def test_a_journal_begins_where_its_source_does(tmp_path: Path, source: str, tar
 def with_gaps(path: Path) -> Path:
     with kvspool.create(path, format="kvj") as log:
         for first in (3, 8, 20):
-            log.append_batch(Batch([b"%08d" % at for at in range(first, first + 3)], timestamp=NO_TIME), at=first)
+            log.append_batch(JournalBatch([b"%08d" % at for at in range(first, first + 3)], timestamp=NO_TIME), at=first)
     return path
 
 

@@ -11,8 +11,9 @@ import pytest
 from kvspool.engine.layout import Layout
 from kvspool.journal import control, index
 from kvspool.journal.formats import kvj, sej
-from kvspool.kernel import frames_py
+from kvspool.kernel.writer_py import FrameWriter
 from kvspool.keyed import Packer
+from kvspool.record import PORTABLE, Codec
 from kvspool.spool import format
 from kvspool.spool.keys import KeyTable
 
@@ -41,10 +42,17 @@ def test_the_format_page_names_the_version_that_is_written() -> None:
     assert PAGE.startswith(f"# The spool's format, version {format.VERSION}\n")
 
 
+def test_the_page_of_logs_has_a_row_for_each_codec() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "log.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| (\d+) \| .* \| ([\w, ]+) \|$", page, re.MULTILINE)
+    assert {name: int(number) for name, number, _ in rows} == {codec.name.lower(): codec for codec in Codec if codec is not Codec.PAD}
+    assert {name for name, _, logs in rows if logs != "spool"} == set(PORTABLE)
+
+
 def test_the_example_frame_is_what_a_writer_writes() -> None:
     ring, control = bytearray(4096), bytearray(format.control_bytes(4096))
     seed = format.frame_seed(bytes(range(16)))
-    writer = frames_py.FrameWriter(memoryview(ring), memoryview(control), seed, None, memoryview(bytes(48)))
+    writer = FrameWriter(memoryview(ring), memoryview(control), seed, None, memoryview(bytes(48)))
     writer.begin()
     writer.put_many([b"k"], [b"hi"], 7, b"\0", 1)
     writer.publish()

@@ -20,17 +20,19 @@ from typing import Any
 
 import pytest
 from children import in_child
+from loops import interpreted
 from rings import HOLDER, SEED, Ring, Watched
 from schedules import some
 
 from kvspool.errors import Closed, Corruption, Poisoned, TooLarge
+from kvspool.kernel import end_py, machine
 from kvspool.kernel import frames as frames_loops
-from kvspool.kernel import frames_py, machine
 from kvspool.kernel import frames_py as frames
 from kvspool.record import Gap, Record
 from kvspool.spool import search
 
 MakeRing = Callable[..., Ring]
+frames_py = interpreted("kvspool.kernel.frames")
 GOLDEN = tomllib.loads((Path(__file__).parent / "formats" / "frames-1.toml").read_text(encoding="utf-8"))
 STARTS = [(0, 0), (2**32 - 512, 2**32 - 3), (2**63 - 512, 2**63 - 200)]
 """Positions and sequences where a counter of fewer bits would wrap."""
@@ -126,7 +128,7 @@ def test_the_c_checksums_agree_with_rfc_3720_with_and_without_the_instruction(tm
         encoding="utf-8",
     )
     library = tmp_path / "crc.so"
-    folder = Path(frames_py.__file__).parent
+    folder = Path(machine.__file__).parent
     subprocess.run(["cc", "-O2", "-shared", "-fPIC", f"-I{folder}", "-o", library, source], check=True)
     loaded = CDLL(str(library))
     noise = random.Random(3720).randbytes(10_100)
@@ -197,9 +199,10 @@ def test_the_module_that_chooses_a_twin_honours_the_environment() -> None:
     forced = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, "KVSPOOL_NO_EXTENSIONS": "1"}, check=True, capture_output=True, text=True
     )
-    assert forced.stdout.split() == ["interpreted", "kvspool.kernel.frames_py"]
-    module = {"compiled": "kvspool.kernel.frames_c", "interpreted": "kvspool.kernel.frames_py"}[frames_loops.TWIN]
-    assert frames_loops.FrameReader.__module__ == frames_loops.FrameWriter.__module__ == module
+    assert forced.stdout.split() == ["interpreted", "kvspool.kernel.writer_py"]
+    names = ("reader", "writer") if frames_loops.TWIN == "interpreted" else ()
+    expected = [f"kvspool.kernel.{name}_py" for name in names] or ["kvspool.kernel.frames_c"] * 2
+    assert [frames_loops.FrameReader.__module__, frames_loops.FrameWriter.__module__] == expected
 
 
 # Positions of frames.
@@ -502,7 +505,7 @@ def batch(writer: Any, values: list[bytes]) -> None:
 @pytest.fixture(params=[64, 4096])
 def step(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let batches make room in steps smaller than a batch, and larger."""
-    monkeypatch.setattr(frames_py, "STEP", request.param)
+    monkeypatch.setattr(end_py, "STEP", request.param)
 
 
 @pytest.mark.usefixtures("step")
@@ -994,7 +997,7 @@ def test_every_way_to_read_stops_at_the_same_frame_for_the_same_reason(
 def test_a_frame_that_was_overwritten_while_it_was_copied_is_not_handed_out(make_ring: MakeRing) -> None:
     """Interpreted: only there a test comes between the copy and the look at the head."""
     for read in ("records", "values", "columns", "check"):
-        ring = make_ring(frames, 1024)
+        ring = make_ring(frames_py, 1024)
         ring.fill([bytes([at]) * 32 for at in range(8)])
 
         class Overrun:
@@ -1011,7 +1014,7 @@ def test_a_frame_that_was_overwritten_while_it_was_copied_is_not_handed_out(make
                     ring.words[frames.HEAD] = 192
                 return ring.data[at]
 
-        reader = frames.FrameReader(Overrun(), ring.control, SEED, 0, 0)  # type: ignore[arg-type]
+        reader = frames_py.FrameReader(Overrun(), ring.control, SEED, 0, 0)  # type: ignore[arg-type]
         end = ring.mark()[0]
         if read == "columns":
             into = columns(8)
@@ -1246,27 +1249,27 @@ def test_a_survey_finds_every_run_and_pad_and_erases_what_it_is_told(twin: Modul
     ring = leftover_ring(twin, make_ring)
 
     def found(least: int = 0, split: int = frames.NOTHING) -> list[tuple[int, int, int, int, int]]:
-        survey = twin.FrameSurvey(ring.data, ring.control, SEED)
+        scanner = twin.FrameSurvey(ring.data, ring.control, SEED)
         runs, position = [], 0
-        while survey.next_run(position, 1024, least, split):
-            runs.append((survey.start, survey.position, survey.first, survey.last, survey.frames))
-            position = survey.position if survey.frames else survey.start + frames.HEADER
-        survey.close()
+        while scanner.next_run(position, 1024, least, split):
+            runs.append((scanner.start, scanner.position, scanner.first, scanner.last, scanner.frames))
+            position = scanner.position if scanner.frames else scanner.start + frames.HEADER
+        scanner.close()
         return runs
 
     assert found() == [(0, 288, 10, 12, 3), (288, 480, 3, 4, 2), (480, 960, 15, 19, 5), (960, 1024, 10, 10, 0)]
     assert found(least=11) == [(96, 288, 11, 12, 2), (480, 960, 15, 19, 5)]
     assert found(split=17)[2:] == [(480, 672, 15, 16, 2), (672, 960, 17, 19, 3), (960, 1024, 10, 10, 0)]
-    survey = twin.FrameSurvey(ring.data, ring.control, SEED)
-    assert [survey.place_of(480, 960, sequence) for sequence in (0, 15, 17, 19, 20)] == [480, 480, 672, 864, 960]
+    scanner = twin.FrameSurvey(ring.data, ring.control, SEED)
+    assert [scanner.place_of(480, 960, sequence) for sequence in (0, 15, 17, 19, 20)] == [480, 480, 672, 864, 960]
     before = bytes(ring.data)
-    survey.erase(288, 480, 4)
-    survey.erase(960, 1024, 10)
+    scanner.erase(288, 480, 4)
+    scanner.erase(960, 1024, 10)
     assert found() == [(0, 288, 10, 12, 3), (288, 384, 3, 3, 1), (480, 960, 15, 19, 5)]
     assert bytes(ring.data) == before[:384] + bytes(8) + before[392:960] + bytes(8) + before[968:], "one word each"
-    survey.clear_index()
-    survey.enter_run(1024 + 480, 1024 + 960)
+    scanner.clear_index()
+    scanner.enter_run(1024 + 480, 1024 + 960)
     assert ring.reader(0, 0).entry(0) == (1024 + 480, 15, 7)
     with pytest.raises(Closed):
-        survey.close()
-        survey.next_run(0, 1024, 0, 0)
+        scanner.close()
+        scanner.next_run(0, 1024, 0, 0)

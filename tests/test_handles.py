@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from holders_of_handles import Found, holders, load
+from loops import interpreted
 
 import hub
 import kvspool
@@ -30,13 +31,13 @@ PUBLIC = [
     "kvspool.spool.reader.SpoolReader",
     "kvspool.spool.cursor.Reading",
     "kvspool.spool.cursor.Following",
-    "kvspool.spool.pair.Pair",
+    "kvspool.spool.spool_files.SpoolFiles",
     "kvspool.journal.journal.Journal",
     "kvspool.journal.reader.JournalReader",
     "kvspool.journal.segment.Segment",
     "kvspool.producers.Producer",
     "kvspool.queue.queue.ChunkQueue",
-    "kvspool.engine.ledger.Ledger",
+    "kvspool.engine.producer_table.ProducerTable",
     "shard.merge.Merge",
     "shard.producers.ShardProducer",
     "shard.shardset.ShardSet",
@@ -69,10 +70,10 @@ def classes() -> list[Any]:
         ("shard.kernel.merge", merges),
     )
     for stem, names in stems:
-        for twin in ("py", "c"):
-            with suppress(ImportError):
-                loops = importlib.import_module(f"{stem}_{twin}")
-                found += [getattr(loops, name) for name in names]
+        found += [getattr(interpreted(stem), name) for name in names]
+        with suppress(ImportError):
+            compiled = importlib.import_module(f"{stem}_c")
+            found += [getattr(compiled, name) for name in names]
     return list(dict.fromkeys(found))
 
 
@@ -97,9 +98,10 @@ def name_of(kind: Any) -> str:
 
 def test_the_walk_finds_the_handles_that_are_known() -> None:
     assert len(HOLDERS) > 60
-    known = {"kvspool.spool.pair.Pair", "kvspool.queue.chunk.Chunk", "hub.root.lease.ReaderLease", "kvspool.engine.wakeups.Watcher"}
+    known = {"kvspool.spool.spool_files.SpoolFiles", "kvspool.queue.chunk.Chunk", "hub.root.lease.ReaderLease"}
+    known.add("kvspool.engine.wakeups.Watcher")
     assert known <= set(HOLDERS)
-    assert isinstance(HOLDERS["kvspool.spool.pair.Pair"], Found)
+    assert isinstance(HOLDERS["kvspool.spool.spool_files.SpoolFiles"], Found)
 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=name_of)
@@ -163,8 +165,10 @@ SHOWN = {
     "fixed": f"{LOG} {JOURNAL} item oldest prune replay rewind",
     "queue": "clear close create drain durability empty full get get_if get_many get_nowait max_chunks open path peek peek_nowait "
     "put put_many put_nowait qsize stats sync timeout",
-    "shards": "append append_arrow append_many bits close closed create follow open prefix producer read root shard_of shards stats sync",
-    "hub": "client clients close closed create create_client delete_reader follow held open path read reader readers stats",
+    "shards": """append append_arrow append_many bits capabilities close closed create extent follow follow_async forget_producers get last
+        open path prefix producer producers read read_values retire_producers root shard_of shards stats sync view writer""",
+    "hub": """client clients close closed create create_client delete_reader extent follow follow_async get held last open path read
+        read_values reader readers stats view""",
 }
 
 

@@ -1,6 +1,6 @@
 """The pages are plain English: short sentences, nouns as subjects, and none of the words that `docs/glossary.md` replaces.
 
-So are the docstrings, comments, errors and helps of the library, without a limit on the length of sentences.
+So are the docstrings, comments, errors and helps of the library. Sentences in docstrings of `shard` and `hub` have a limit, too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 PAGES = [README, ROOT / "HACKING.md", ROOT / "SECURITY.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
-SOURCES = sorted((ROOT / "kvspool").rglob("*.py"))
+SOURCES = sorted(path for package in ("kvspool", "shard", "hub") for path in (ROOT / package).rglob("*.py"))
+OF_HUB = sorted(path for package in ("shard", "hub") for path in (ROOT / package).rglob("*.py") if path.parent.name != "kernel")
 GLOSSARY = ROOT / "docs" / "glossary.md"
 LONGEST = 25  # words a sentence, averaged over a paragraph
 MOST_LINES = 120  # of README
@@ -116,7 +117,7 @@ def prose_of(page: Path) -> str:
     """Return what is checked of a page: all of it, but for the list of replaced words, and the changes of released versions."""
     text = page.read_text(encoding="utf-8")
     if page == GLOSSARY:
-        return text.partition("## Words in code")[0]
+        return text.partition("## Words in names")[0]
     return text if page.name != "CHANGELOG.md" else re.split(r"\n## ", text)[1]
 
 
@@ -151,6 +152,36 @@ def texts(source: str) -> Iterator[Paragraph]:
 def test_the_prose_in_a_module_is_plain_english(path: Path) -> None:
     found = [fault for paragraph in texts(path.read_text(encoding="utf-8")) for fault in word_faults(paragraph)]
     assert not found, "\n".join(["", *found])
+
+
+def docstrings(source: str) -> Iterator[Paragraph]:
+    """Yield the paragraphs of prose in the docstrings of a module; no lists, trees and examples, which have marks or are indented."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            for part in re.split(r"\n\s*\n", ast.get_docstring(node) or ""):
+                if not re.match(r" |- ", part) and "`-- " not in part:
+                    text = re.sub(r"(?:^|(?<=[.!?] ))(\w+, )*\w+: ", "`code`: ", " ".join(part.split()))  # names of parameters
+                    yield Paragraph(getattr(node, "lineno", 1), plain(text))
+
+
+def long_sentences(source: str) -> list[str]:
+    """Return the sentences of docstrings with too many words. A semicolon ends one, too. "Raises A, B and C" is a list."""
+    found = []
+    for paragraph in docstrings(source):
+        parts = [part for sentence in paragraph.sentences() for part in sentence.split("; ") if not sentence.startswith("Raises ")]
+        found += [f"line {paragraph.line}: {len(part.split())} words: {part[:60]}" for part in parts if len(part.split()) > LONGEST]
+    return found
+
+
+@pytest.mark.parametrize("path", OF_HUB, ids=lambda path: str(path.relative_to(ROOT)))
+def test_sentences_in_docstrings_are_short(path: Path) -> None:
+    found = long_sentences(path.read_text(encoding="utf-8"))
+    assert not found, "\n".join(["", *found])
+
+
+def test_a_long_sentence_in_a_docstring_is_found() -> None:
+    assert long_sentences(f'def f():\n    """{LONG}"""\n') == [f"line 1: 28 words: {LONG[:60]}"]
+    assert long_sentences(f'"""A list:\n\n  - {LONG}\n"""') == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

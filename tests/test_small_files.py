@@ -15,7 +15,7 @@ import pytest
 import kvspool
 from kvspool import system
 from kvspool.cli import main
-from kvspool.errors import Corruption, FormatError
+from kvspool.errors import Corruption, FormatError, UnknownVersion
 from kvspool.journal import settings
 from kvspool.system import disk, documents
 from kvspool.transfer import note
@@ -67,8 +67,6 @@ def test_a_byte_that_is_no_utf8_is_named_by_its_place(tmp_path: Path, kind: str,
 @pytest.mark.parametrize(
     ("field", "value", "words"),
     [
-        ("codec", "keyed", "json, msgpack"),
-        ("codec", "cbor", "json, msgpack"),
         ("sync_interval", -1.0, "sync_interval"),
         ("sync_interval", 0, "sync_interval"),
         ("limits", {"segment_bytes": 10**30}, "a segment has"),
@@ -84,6 +82,17 @@ def test_settings_that_no_version_writes_are_refused(tmp_path: Path, field: str,
     file.write_text(json.dumps({**json.loads(file.read_bytes()), field: value}), encoding="utf-8")
     with pytest.raises(Corruption, match=f"{settings.NAME} .*{words}.*; remove it"):
         kvspool.open(tmp_path / "log")
+
+
+@pytest.mark.parametrize("codec", ["keyed", "a later one"])
+def test_settings_with_an_unknown_codec_are_of_a_newer_version(tmp_path: Path, codec: str) -> None:
+    every_log.make("kvj", tmp_path / "log")
+    file = settings_of(tmp_path)
+    before = json.dumps({**json.loads(file.read_bytes()), "codec": codec})
+    file.write_text(before, encoding="utf-8")
+    with pytest.raises(UnknownVersion, match=f"the codec '{codec}'; this kvspool knows json, msgpack; upgrade it"):
+        kvspool.open(tmp_path / "log")
+    assert file.read_text(encoding="utf-8") == before
 
 
 def test_settings_of_a_format_that_nobody_knows_are_of_another_version(tmp_path: Path) -> None:

@@ -125,10 +125,58 @@ def main(path: str, format: str) -> None:
 main(*sys.argv[1:])
 """
 
+PROGRAM_ON_MANY_LOGS = """
+import asyncio
+
+import hub
+import kvspool
+import shard
+from shard import Readable, Writable
+
+
+def fill(log: Writable) -> None:
+    log.append({"user": 7}, key="seven", type=1, timeout=2.5, durable=True)
+    log.append_many([b"one", "two"], keys=["k", None], timeout=1)
+    with log.writer(timeout=1) as writer:
+        writer.append(b"one", key=b"k")
+        writer.append_many([b"two"], keys=["k"])
+    log.sync()
+
+
+def look(log: Readable) -> None:
+    for record in log.read("latest", limit=10, on_gap="skip", isolation="synced"):
+        print(record.sequence, record.data)
+    with log.follow(timeout=1, spin=0.001) as following:
+        print(next(following).key, following.lost)
+    print(len(log), log.path.name, [len(value) for value in log.read_values()], [one.time for one in log.last(3)], log.closed)
+
+
+async def follow(log: Readable) -> None:
+    async for record in log.follow_async(timeout=1):
+        print(record.sequence)
+
+
+with kvspool.open("log") as log, shard.open("set") as shards, hub.open("root") as root:
+    for target in (log, shards):
+        fill(target)
+    for source in (log, shards, root):
+        look(source)
+        asyncio.run(follow(source))
+    for one in shards.read({0: 7}):
+        print(one.shard)
+    for each in root.follow(timeout=1, spin=0.1):
+        print(each.client)
+    for item in root.read(on_gap="yield"):
+        print(item.count if isinstance(item, kvspool.Gap) else item.client)
+    with root.reader("r") as reader:
+        print([each.client for each in reader.read()], reader.commit())
+    print(shards.get(*shards.append(b"one")).shard, root.get("JFK", 0, 7).client, shards.capabilities)
+"""
+
 
 def programs() -> dict[str, str]:
     """Return the Python lines of the pages, each block with what it is given, and the program above; by file name."""
-    found = {"program": PROGRAM}
+    found = {"program": PROGRAM, "program_on_many_logs": PROGRAM_ON_MANY_LOGS}
     for page in PAGES:
         for number, block in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)):
             needed = [

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hub import ClientStats, HubReaderStats, HubRoot
-from hub.cli import access, figures, retention, serve, ship, trim, verify
+from hub.cli import access, counts, retention, serve, ship, trim, verify
 from hub.cli import stats as hub_stats
 from kvspool import system
 from kvspool.cli import options, output, stats
@@ -185,12 +185,12 @@ def _table_of_readers(readers: list[HubReaderStats]) -> Table:
     from rich.text import Text
 
     table = Table(header_style="bold cyan")
-    for name in ("reader", "shards", "records behind", "committed", "state"):
-        table.add_column(name, justify="right" if name in ("shards", "records behind") else "left", overflow="fold")
+    for name in ("reader", "shards", "lag in records", "committed", "state"):
+        table.add_column(name, justify="right" if name in ("shards", "lag in records") else "left", overflow="fold")
     for one in readers:
-        behind = ["-", "-"] if one.lag is None else [f"{len(one.lag.shards):,}", f"{one.lag.records:,}"]
+        lag = ["-", "-"] if one.lag is None else [f"{len(one.lag.shards):,}", f"{one.lag.records:,}"]
         state = one.problem or (f"open: {one.holder}" if one.holder else f"moved by {one.owner}" if one.owner else "closed")
-        table.add_row(*(Text(output.escape(cell)) for cell in (one.name, *behind, stats.when(one.updated), state)))
+        table.add_row(*(Text(output.escape(cell)) for cell in (one.name, *lag, stats.when(one.updated), state)))
     return table
 
 
@@ -219,5 +219,5 @@ def _table(clients: list[ClientStats]) -> Table:
 
 def _generations(client: ClientStats) -> str:
     """Return the largest number of logs shipped to one shard; "-" for a client of this host, which writes directly."""
-    most = max((figures.generations(Path(one.path)) or 0 for one in client.shards), default=0)
+    most = max((counts.generations(Path(one.path)) or 0 for one in client.shards), default=0)
     return f"{most:,}" if most else "-"

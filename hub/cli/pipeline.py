@@ -200,7 +200,7 @@ def _sentence(progress: PipelineProgress) -> str:
         words.append(f"{progress.rate:,.0f} records/s")
     words.append(f"{progress.records:,} read")
     if progress.lag >= 0:
-        words.append(f"{progress.lag:,} behind")
+        words.append(f"a lag of {progress.lag:,}")
     if progress.bad:
         words.append(f"{progress.bad:,} bad")
     if progress.late:

@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hub.cli import figures
-from hub.cli.figures import HubFigures
+from hub.cli import counts
+from hub.cli.counts import HubCounts
 from kvspool import system
 from kvspool.cli import options, output
 from kvspool.cli.stats import when
@@ -49,15 +49,15 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if found.troubles else 0
 
 
-def load(source: str) -> HubFigures:
+def load(source: str) -> HubCounts:
     """Return the statistics of a root, or of a running hub."""
     if _URL.match(source):
-        return figures.of_page(source)
+        return counts.of_page(source)
     system.port.allow_more_files()
-    return figures.of_root(Path(source))
+    return counts.of_root(Path(source))
 
 
-def show(found: HubFigures, by_shard: bool) -> None:
+def show(found: HubCounts, by_shard: bool) -> None:
     """Print statistics as tables."""
     shards = sum(len(client.shards) for client in found.clients)
     records, used = sum(client.records for client in found.clients), sum(client.used for client in found.clients)
@@ -71,25 +71,25 @@ def show(found: HubFigures, by_shard: bool) -> None:
         output.console().print(_readers(found))
 
 
-def _clients(found: HubFigures) -> Table:
+def _clients(found: HubCounts) -> Table:
     rows = []
     for one in found.clients:
         there, all = len(one.shards), 1 << one.bits
-        figures = [one.generations, one.lost, one.behind, one.connections]
+        counts = [one.generations, one.lost, one.behind, one.connections]
         rows.append(
             [
                 one.client,
                 f"{there:,}" if there == all else f"{there:,} of {all:,}",
                 f"{one.records:,}",
                 sizes.show(one.used) + (f" of {sizes.show(one.quota_bytes)}" if one.quota_bytes else ""),
-                *map(_number, figures),
+                *map(_number, counts),
                 when(one.last_timestamp),
             ]
         )
     return _table("client", ["shards", "records", "bytes", "generations", "lost", "behind", "connections"], "last record", rows)
 
 
-def _shards(found: HubFigures) -> Table:
+def _shards(found: HubCounts) -> Table:
     rows = []
     for client in found.clients:
         for one in client.shards:
@@ -100,8 +100,8 @@ def _shards(found: HubFigures) -> Table:
     return _table("shard", ["first", "next", "records", "bytes", "generations", "lost", "behind"], "last record", rows)
 
 
-def _readers(found: HubFigures) -> Table:
-    return _table("durable reader", ["records behind"], "", [[one.name, _number(one.lag), ""] for one in found.readers])
+def _readers(found: HubCounts) -> Table:
+    return _table("durable reader", ["lag in records"], "", [[one.name, _number(one.lag), ""] for one in found.readers])
 
 
 def _number(number: int | None) -> str:

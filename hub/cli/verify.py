@@ -48,9 +48,9 @@ def run(arguments: argparse.Namespace) -> int:
     paths = audit.paths()
     if not paths and arguments.client != EVERYBODY:
         raise BadInput(f"no client is {arguments.client!r}; kvspool hub clients lists those that there are")
-    with progress.shown("checking") as tell:
+    with progress.shown("checking") as show:
         for done, (client, index, path) in enumerate(paths):
-            report = audit.look(client, index, path, lambda at, all, done=done: tell(done * all + at, len(paths) * all))  # type: ignore[misc]
+            report = audit.look(client, index, path, lambda at, all, done=done: show(done * all + at, len(paths) * all))  # type: ignore[misc]
             if report is not None:
                 reports.append(report)
     problems = audit.problems()

@@ -68,9 +68,9 @@ def call_options(security: Security, timeout: float | None = None) -> flight.Fli
 
 def error_of(location: str, error: Exception) -> HubError:
     """Return the HubError for an error of Flight."""
-    told = reading.error_in(getattr(error, "extra_info", None))
-    if told is not None:
-        return told
+    reported = reading.error_in(getattr(error, "extra_info", None))
+    if reported is not None:
+        return reported
     text = str(error).partition(". Detail:")[0].partition(". gRPC client debug context")[0]
     if isinstance(error, flight.FlightUnauthenticatedError | flight.FlightUnauthorizedError):
         return NotAllowed(f"{location} refused access: {text}")

@@ -27,14 +27,14 @@ from kvspool.opening import logs
 from kvspool.options import Isolation, Start
 from kvspool.record import Gap
 from kvspool.system.handles import Handle
-from shard.shardset import Log
+from shard.merged import Log
 
 if TYPE_CHECKING:
     from hub.root.columns import Cursor, SequencedBatch
 
 PREFIX = "ship."  # of the durable readers' names, before the hub's name
 LOOK_AGAIN = 1.0  # seconds between two checks whether a deleted log was recreated
-TRY_AGAIN = 10.0  # seconds until a retry after an error on this host; all lanes begin a new call then
+TRY_AGAIN = 10.0  # seconds until a retry after an error on this host; all senders begin a new call then
 ASK_AGAIN = 60.0  # seconds until a retry after a shard was damaged at the hub
 
 
@@ -86,7 +86,7 @@ class LogSender(Handle):
         The hub's last record is sent once more, if it is still in the log: the hub compares it. Only the hub's answer counts, not the
         durable reader's position. Records that the hub stored before a broken connection, without an acknowledgement, are not sent again.
         Records that it acknowledged and then lost, through a power failure or a lost disk, are sent again. If the log was shipped to
-        another hub before, and this one has nothing of it, it gets the records after those of the other one.
+        another hub before, and this one has nothing of it, it gets only later records.
         """
         self.close_cursor()
         self.acknowledge(place.next)
@@ -184,7 +184,7 @@ class LogSender(Handle):
             return False
 
     def fail(self, error: Exception) -> None:
-        """Quarantine the lane, for good or until `retry_at`; others continue. Errors of a replaced log are reported as LogVanished."""
+        """Quarantine the sender, for good or until `retry_at`; others continue. Errors of a replaced log are reported as LogVanished."""
         if not (self._is_gone or isinstance(error, HubError | LogVanished)) and self._is_replaced():
             error = LogVanished(f"{self.path} was deleted or replaced while it was shipped: {error}")
         self._is_gone = self._is_gone or isinstance(error, LogVanished | LogNotFound)
@@ -205,7 +205,7 @@ class LogSender(Handle):
 
     @property
     def until(self) -> str:
-        """Return how long the lane is quarantined, as text."""
+        """Return how long the sender is quarantined, as text."""
         if self.retry_at is None:
             return "until the shipper is restarted"
         if isinstance(self.error, LogVanished | LogNotFound):
@@ -213,7 +213,7 @@ class LogSender(Handle):
         return f"for {max(0.0, self.retry_at - system.port.monotonic()):.0f} s"
 
     def is_due(self) -> bool:
-        """Return whether the lane is due for a retry after an error; for a deleted log: whether it exists again.
+        """Return whether the sender is due for a retry after an error; for a deleted log: whether it exists again.
 
         A log that was recreated under the same path is another one: the hub begins a new generation for it. Raises the errors of opening it
         and of taking its durable reader.
@@ -222,14 +222,14 @@ class LogSender(Handle):
             return False
         if self._is_gone:
             try:
-                self._take_anew()
+                self._take_again()
             except LogNotFound:
                 self.retry_at = system.port.monotonic() + LOOK_AGAIN
                 return False
         self.error = self.retry_at = None
         return True
 
-    def _take_anew(self) -> None:
+    def _take_again(self) -> None:
         """Switch to the log at the path. After an error, no log can be used until another call has succeeded."""
         log = logs.open_store(self.path)
         with suppress(KvspoolError, OSError):  # the old one can't be synced any more

@@ -1,8 +1,8 @@
 """The mirror: pulls the shards of a hub into its own hub root, exactly once, through outages of any length.
 
-One call asks the source which shards have changed, and waits there for a change. Each shard with new records is pulled for a turn, then
-the next one. Only the stored records determine where to resume: after a crash or an outage each shard begins with its last record,
-which the source must have as well.
+One call asks the source which shards have changed, and waits there for a change. Each shard with new records is pulled for a turn, then the
+next one. Only the stored records determine where to resume. After a crash or an outage each shard begins with its last record. The source
+must have that record as well.
 
 The resulting root can itself be served by a hub, to readers and to other mirrors. It accepts no records from shippers of mirrored
 clients.
@@ -176,7 +176,7 @@ class Mirror(Handle):
             token = changes.token
             self._note_states(changes.shards, server.root)
             is_busy = self._pull_all(hub, isolation)
-            if until_empty and not is_busy and not changes.shards and all(one.is_settled or one.error for one in self._shards.values()):
+            if until_empty and not is_busy and not changes.shards and all(one.is_current or one.error for one in self._shards.values()):
                 return
             wait = 0.0 if is_busy else IMPATIENT_WAIT if until_empty else WAIT
 
@@ -189,9 +189,9 @@ class Mirror(Handle):
             key = state.client, state.shard
             shard = self._shards.get(key)
             if shard is None or not shard.is_of(source, state):
-                self._let_go(key)
+                self._close_shard(key)
                 shard = self._shards[key] = MirroredShard(self.root, source, state)
-            shard.state, shard.is_settled = state, False
+            shard.state, shard.is_current = state, False
 
     def _pull_all(self, hub: RemoteHub, isolation: Isolation) -> bool:
         """Give a turn to every shard with new records. Return whether one of them may have more. Raises errors that concern all of them."""
@@ -199,7 +199,7 @@ class Mirror(Handle):
         for key, shard in self._shards.items():
             if self._stop.is_set():
                 break
-            if shard.is_settled or shard.retry_at > system.port.monotonic():
+            if shard.is_current or shard.retry_at > system.port.monotonic():
                 continue
             self._keep_open(key, shard)
             before = shard.next
@@ -215,7 +215,7 @@ class Mirror(Handle):
                 raise
             except (KvspoolError, OSError) as error:
                 self._fail(shard, error)
-            is_busy = is_busy or not (shard.is_settled or shard.retry_at)
+            is_busy = is_busy or not (shard.is_current or shard.retry_at)
         return is_busy
 
     def _succeed(self, shard: MirroredShard, before: int) -> None:
@@ -223,8 +223,8 @@ class Mirror(Handle):
         if self._level == "disk":
             shard.sync()
         shard.error = None
-        shard.is_settled = shard.behind == 0
-        stands_still = shard.next == before and not shard.is_settled
+        shard.is_current = shard.behind == 0
+        stands_still = shard.next == before and not shard.is_current
         shard.retry_at = system.port.monotonic() + WAIT if stands_still else 0.0
 
     def _fail(self, shard: MirroredShard, error: KvspoolError | OSError) -> None:
@@ -256,9 +256,9 @@ class Mirror(Handle):
         self._open.pop(key, None)
         self._open[key] = shard
         if len(self._open) > descriptors.affordable(MOST_OPEN, 2):
-            self._let_go(next(iter(self._open)))
+            self._close_shard(next(iter(self._open)))
 
-    def _let_go(self, key: tuple[str, int]) -> None:
+    def _close_shard(self, key: tuple[str, int]) -> None:
         shard = self._open.pop(key, None)
         if shard is not None:
             shard.close()
@@ -300,7 +300,7 @@ class Mirror(Handle):
     def close(self) -> None:
         """Release the root."""
         for key in list(self._open):
-            self._let_go(key)
+            self._close_shard(key)
         if not self._lock.is_closed:
             with self._lock as fd:
                 system.port.unlock_file(fd)

@@ -57,7 +57,7 @@ class MirroredShard:
         self.lost = 0  # sequences in Gaps
         self.error: Exception | None = None
         self.retry_at = 0.0
-        self.is_settled = False  # nothing to do until the source reports more
+        self.is_current = False  # nothing to do until the source reports more
         self._root = root
         self._source = source
         self._journal: Journal | None = None
@@ -95,7 +95,7 @@ class MirroredShard:
             state.client, state.shard, first, end=state.next, limit=rows, coded=True, isolation=isolation, timeout=timeout
         )
         try:
-            with closing(items):  # type: ignore[type-var]
+            with closing(items):
                 self._take(items, journal, first)
         except Unexpected as error:
             raise self._restored(error.expected) from None

@@ -8,10 +8,10 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, overload
 
 import msgspec
 import pyarrow as pa
@@ -21,13 +21,14 @@ from pyarrow import flight
 from hub.client import connection
 from hub.client.connection import Security
 from hub.client.hubs import check
-from hub.errors import Malformed, Unreachable
+from hub.client.reading import RemoteReading
+from hub.errors import Malformed, Unexpected, Unreachable
 from hub.protocol import reading
 from hub.protocol.ingest import LAST
 from hub.protocol.reading import (
     LARGEST_ANSWER,
     MOST_PLACES,
-    Beside,
+    BatchMetadata,
     Changes,
     ClientState,
     CommitPositions,
@@ -44,12 +45,15 @@ from hub.protocol.reading import (
 )
 from hub.root import columns
 from hub.root.columns import SequencedBatch
+from hub.root.records import HubRecord
 from kvspool import arrow
 from kvspool.engine.iteration import Iterations
-from kvspool.errors import Closed
-from kvspool.options import Isolation
+from kvspool.engine.iteration import check as check_limit
+from kvspool.errors import Closed, OutOfRange
+from kvspool.options import Isolation, OnGap, check_isolation, check_sequence
 from kvspool.record import Gap
 from kvspool.system.handles import Handle
+from shard.merge import NoGaps
 
 T = TypeVar("T")
 TIMEOUT = 15.0  # seconds for a call that is answered at once
@@ -68,6 +72,7 @@ class RemoteHub(Handle):
         self._timeout = timeout
         self._client = connection.connect(location, security)
         self._iterations = Iterations()
+        self._is_closed = False
 
     # Content.
 
@@ -130,11 +135,105 @@ class RemoteHub(Handle):
 
     # Reading.
 
+    @overload
+    def read(
+        self,
+        client: str,
+        shard: int,
+        start: int | str | datetime = ...,
+        *,
+        limit: int | None = ...,
+        on_gap: NoGaps = ...,
+        isolation: Isolation = ...,
+    ) -> RemoteReading[HubRecord]: ...
+
+    @overload
+    def read(
+        self,
+        client: str,
+        shard: int,
+        start: int | str | datetime = ...,
+        *,
+        limit: int | None = ...,
+        on_gap: OnGap = ...,
+        isolation: Isolation = ...,
+    ) -> RemoteReading[HubRecord | Gap]: ...
+
+    def read(
+        self,
+        client: str,
+        shard: int,
+        start: int | str | datetime = "earliest",
+        *,
+        limit: int | None = None,
+        on_gap: OnGap = "raise",
+        isolation: Isolation = "appended",
+    ) -> RemoteReading[HubRecord | Gap]:
+        """Iterate over the stored records (`HubRecord`) of a shard; arguments as for `kvspool.Log.read`, errors as for `read_arrow`.
+
+        The hub sends batches, and a Python object is created for each record: `read_arrow` is many times faster.
+        """
+        check_limit(limit, on_gap)
+        batches = self.batches(client, shard, start, limit=limit, coded=True, isolation=check_isolation(isolation))
+        return RemoteReading(batches, client, shard, on_gap)
+
+    @overload
+    def read_values(
+        self,
+        client: str,
+        shard: int,
+        start: int | str | datetime = ...,
+        *,
+        limit: int | None = ...,
+        on_gap: NoGaps = ...,
+        isolation: Isolation = ...,
+    ) -> Iterator[bytes]: ...
+
+    @overload
+    def read_values(
+        self,
+        client: str,
+        shard: int,
+        start: int | str | datetime = ...,
+        *,
+        limit: int | None = ...,
+        on_gap: OnGap = ...,
+        isolation: Isolation = ...,
+    ) -> Iterator[bytes | Gap]: ...
+
+    def read_values(
+        self,
+        client: str,
+        shard: int,
+        start: int | str | datetime = "earliest",
+        *,
+        limit: int | None = None,
+        on_gap: OnGap = "raise",
+        isolation: Isolation = "appended",
+    ) -> Iterator[bytes | Gap]:
+        """Yield the stored bytes of the values only; see `read`."""
+        for item in self.read(client, shard, start, limit=limit, on_gap=on_gap, isolation=isolation):
+            yield item if isinstance(item, Gap) else item.value
+
+    def get(self, client: str, shard: int, sequence: int) -> HubRecord:
+        """Return the record of a shard with this sequence. Raises OutOfRange if it was not written yet, GapError if it is lost, and the
+        errors of `read_arrow`.
+        """
+        late = OutOfRange(f"sequence {sequence} of {self.location}/{client}/{shard} is not written yet")
+        try:
+            with self.read(client, shard, check_sequence(sequence), limit=1) as reading:
+                found = next(reading, None)
+        except Unexpected:
+            raise late from None
+        if found is None:
+            raise late
+        return found
+
     def read_arrow(
         self,
         client: str,
         shard: int,
-        start: int | str = "earliest",
+        start: int | str | datetime = "earliest",
         *,
         end: int | None = None,
         start_time: Time | datetime | None = None,
@@ -146,8 +245,9 @@ class RemoteHub(Handle):
     ) -> pa.Table:
         """Return the stored records of a shard as a `pyarrow.Table` with the columns of `kvspool.arrow.SCHEMA`.
 
-        start: a sequence, "earliest" or "latest"; end: the first sequence not to return; start_time, end_time: the same by time (ns since
-        1970, RFC 3339, or an aware datetime). coded: add a column codec. isolation: "synced" returns only records on the hub's disk.
+        start: a sequence, "earliest", "latest" or an aware datetime; end: the first sequence not to return; start_time, end_time: the same
+        by time (ns since 1970, RFC 3339, or an aware datetime). coded: add a column codec. isolation: "synced" returns only records on the
+        hub's disk.
 
         on_gap: "raise" raises GapError at the first lost record, "skip" omits lost records. Raises NotFound, NotAllowed, ShardDamaged,
         Unexpected for a start that isn't written yet, HubFull, Unreachable, Malformed. A returned table is complete; an error has the
@@ -161,7 +261,7 @@ class RemoteHub(Handle):
         self,
         client: str,
         shard: int,
-        start: int | str = "earliest",
+        start: int | str | datetime = "earliest",
         *,
         end: int | None = None,
         start_time: Time | datetime | None = None,
@@ -170,11 +270,13 @@ class RemoteHub(Handle):
         coded: bool = False,
         isolation: Isolation = "appended",
         timeout: float | None = None,
-    ) -> Iterator[pa.RecordBatch | Gap]:
+    ) -> Generator[pa.RecordBatch | Gap]:
         """Yield the records of a shard as batches of at most 2 MiB, and Gaps between them. Arguments and errors: see `read_arrow`.
 
         timeout: seconds after which the stream is ended with Unreachable; None: never.
         """
+        if isinstance(start, datetime):
+            start, start_time = "earliest", start
         ticket = Ticket(client, shard, start, end, _time(start_time), _time(end_time), limit, coded, isolation)
         for item in self.items(ticket, timeout):
             if isinstance(item, Gap):
@@ -211,18 +313,18 @@ class RemoteHub(Handle):
                 chunk = reader.read_chunk()
             except StopIteration:
                 raise Unreachable(f"{where}: the stream was cut") from None
-            beside = Beside()
+            metadata = BatchMetadata()
             if chunk.app_metadata is not None:
-                beside = reading.decode(Beside, chunk.app_metadata.to_pybytes())
-            if beside.gap is not None:
-                gap = beside.gap
+                metadata = reading.decode(BatchMetadata, chunk.app_metadata.to_pybytes())
+            if metadata.gap is not None:
+                gap = metadata.gap
                 if not 0 <= gap.first <= gap.last:
                     raise Malformed(f"{where}: a gap from {gap.first} to {gap.last}")
                 yield Gap(gap.first, gap.last, gap.reason, where)
             if chunk.data is not None and chunk.data.num_rows:
-                yield SequencedBatch(_first(chunk.data, beside, where), chunk.data)
-            if beside.next is not None:
-                yield beside.next
+                yield SequencedBatch(_first(chunk.data, metadata, where), chunk.data)
+            if metadata.next is not None:
+                yield metadata.next
                 return
 
     def _act(self, kind: str, body: bytes, answer: type[T], wait: float = 0.0) -> T:
@@ -236,12 +338,23 @@ class RemoteHub(Handle):
         return reading.decode(answer, results[0].body.to_pybytes(), LARGEST_ANSWER)
 
     def _options(self, timeout: float | None) -> flight.FlightCallOptions:
+        if self._is_closed:
+            raise Closed(self._closed_words())
         return connection.call_options(self._security, timeout)
+
+    @property
+    def closed(self) -> bool:
+        """Return whether the connection was closed."""
+        return self._is_closed
 
     def close(self) -> None:
         """Close the connection. Streams in progress raise Closed, at once if other threads wait for them."""
-        self._iterations.end(f"the connection to {self.location} was closed; connect again")
+        self._is_closed = True
+        self._iterations.end(self._closed_words())
         self._client.close()
+
+    def _closed_words(self) -> str:
+        return f"the connection to {self.location} was closed; connect again"
 
     def __enter__(self) -> RemoteHub:
         return self
@@ -263,7 +376,7 @@ class _Stream:
         self._reader.cancel()
 
 
-def _first(batch: pa.RecordBatch, beside: Beside, where: str) -> int:
+def _first(batch: pa.RecordBatch, metadata: BatchMetadata, where: str) -> int:
     """Return the sequence of a batch's first row. Raises Malformed for an inconsistent batch."""
     try:
         batch.validate(full=True)
@@ -271,9 +384,9 @@ def _first(batch: pa.RecordBatch, beside: Beside, where: str) -> int:
             raise ValueError("a column has nulls")
         sequences = batch.column("sequence") if "sequence" in batch.schema.names else None
         if sequences is None:
-            if beside.first is None or not 0 <= beside.first < LAST - batch.num_rows:
+            if metadata.first is None or not 0 <= metadata.first < LAST - batch.num_rows:
                 raise ValueError("its sequences are missing")
-            return beside.first
+            return metadata.first
         if batch.num_rows > 1 and not pc.all(pc.equal(pc.subtract(sequences[1:], sequences[:-1]), 1)).as_py():
             raise ValueError("its sequences are not consecutive")
         first = int(sequences[0].as_py())

@@ -1,11 +1,11 @@
 """The shipper: follows the logs of a client and sends their records to a hub, exactly once, through outages of any length.
 
-Each log has a lane with a durable reader; one call carries all lanes. The shipper commits exactly the records that the hub has
-acknowledged. After a crash or an outage the hub reports what it has stored, and the lanes continue from there. Unacknowledged records
-are still in the log, so they need no memory here: a lane reads them again.
+Each log has a sender with a durable reader; one call carries all senders. The shipper commits exactly the records that the hub has
+acknowledged. After a crash or an outage the hub reports what it has stored, and the senders continue from there. Unacknowledged records
+are still in the log, so they need no memory here: a sender reads them again.
 
-**Batches.** Available records are sent at once, up to `batch_bytes` of each lane in turn. If fewer are available, the shipper waits for
-`linger` seconds, so that single records travel together. At most `window` bytes of all lanes together, plus one batch, are sent without
+**Batches.** Available records are sent at once, up to `batch_bytes` of each sender in turn. If fewer are available, the shipper waits for
+`linger` seconds, so that single records travel together. At most `window` bytes of all senders together, plus one batch, are sent without
 an acknowledgement: each batch waits until fewer bytes are unacknowledged.
 """
 
@@ -38,7 +38,7 @@ from kvspool.opening import logs
 from kvspool.options import Isolation
 from kvspool.queue import is_queue
 from kvspool.system.handles import Handle, close_all
-from shard.shardset import Log
+from shard.merged import Log
 
 LINGER = 0.002  # seconds
 WINDOW = 8 << 20  # bytes
@@ -144,9 +144,9 @@ class Shipper(Handle):
         """Ship until `stop` is called from another thread or a signal handler; `until_empty`: until the hub has all available records.
 
         An outage is no error: the shipper retries until the hub is back. A log that can't be shipped is quarantined while the others
-        continue. A deleted log is shipped again once it is recreated. After a transient error (a lock held by another process, an error of
-        the system, a shard that is damaged at the hub) the log is retried. Raises the error of the first log that can't be shipped: when no
-        log can be shipped any more, or, with `until_empty`, when the others are done.
+        continue. A deleted log is shipped again once it is recreated. The log is retried after a transient error: of a lock, of the system,
+        or of a shard that is damaged at the hub. Raises the error of the first log that can't be shipped: when no log can be shipped any
+        more, or, with `until_empty`, when the others are done.
         """
         pulse = threading.Thread(target=self._keep_alive, name="kvspool pulse", daemon=True)
         self._has_ended.clear()
@@ -187,7 +187,7 @@ class Shipper(Handle):
             raise errors[0]
 
     def _call(self, senders: list[LogSender], until_empty: bool, silence: float) -> None:
-        """Ship over one connection until it is finished or broken, or a quarantined lane may be retried."""
+        """Ship over one connection until it is finished or broken, or a quarantined sender may be retried."""
         self._state = "connecting"
         logs = []
         for sender in senders:
@@ -215,7 +215,7 @@ class Shipper(Handle):
         return self._stop.is_set()
 
     def _live(self, until_empty: bool) -> list[LogSender]:
-        """Return the lanes that can be shipped now. Raises the error of the first one if no lane can be shipped, now or later."""
+        """Return the senders that can be shipped now. Raises the error of the first one if no sender can be shipped, now or later."""
         self.is_any_due()
         senders = [sender for sender in self.senders if sender.error is None]
         if not senders and (until_empty or all(sender.retry_at is None for sender in self.senders)):
@@ -225,7 +225,7 @@ class Shipper(Handle):
         return senders
 
     def is_any_due(self) -> bool:
-        """Return whether a quarantined lane is due for a retry."""
+        """Return whether a quarantined sender is due for a retry."""
         return any([self._is_due(sender) for sender in self.senders])
 
     def _is_due(self, sender: LogSender) -> bool:
@@ -235,7 +235,7 @@ class Shipper(Handle):
 
     @contextmanager
     def quarantining(self, sender: LogSender) -> Iterator[None]:
-        """Quarantine a lane if its own log, or its shard at the hub, raises an error; errors that concern all lanes are raised."""
+        """Quarantine a sender if its own log, or its shard at the hub, raises an error; errors that concern all senders are raised."""
         try:
             yield
         except (HubFull, QuotaExceeded, Unexpected, Unreachable, NotAllowed):
@@ -310,7 +310,7 @@ class ShipSession(Handle):
     """One connection of a shipper, from its opening until it is stopped or broken."""
 
     def __init__(self, shipper: Shipper, connection: Connection, indexes: set[int], until_empty: bool) -> None:
-        """Start the lanes where the hub says."""
+        """Start the senders where the hub says."""
         opened = connection.opened
         self._shipper = shipper
         self._connection = connection
@@ -322,7 +322,7 @@ class ShipSession(Handle):
         # Bytes that one question covers while more records are available: never more than a window, which waits for an answer.
         self._question = min(shipper.window, max(self._batch_bytes, shipper.window // QUESTIONS))
         # The next batch to send: it asks for an acknowledgement if it is the last one for now.
-        self._held: tuple[LogSender, SequencedBatch] | None = None
+        self._unsent: tuple[LogSender, SequencedBatch] | None = None
         self._unanswered: deque[int] = deque()  # bytes covered by each unanswered question
         self._unasked = 0
         self._committed = self._pinged = self._looked = system.port.monotonic()
@@ -360,7 +360,7 @@ class ShipSession(Handle):
                 sender.commit()
 
     def _round(self) -> tuple[int, bool]:
-        """Send a batch of each lane that has one. Return their bytes, and whether more is probably available because a batch was full.
+        """Send a batch of each sender that has one. Return their bytes, and whether more is probably available because a batch was full.
 
         If no more is available, the last batch asks for an acknowledgement of all.
         """
@@ -376,19 +376,19 @@ class ShipSession(Handle):
             if rows is not None:
                 size += rows.size
                 has_more = has_more or rows.batch.num_rows == MOST_ROWS or rows.size > self._batch_bytes // 2
-                self._send_held(is_last=False)
-                self._held = sender, rows
-        self._send_held(is_last=not has_more)
+                self._send_unsent(is_last=False)
+                self._unsent = sender, rows
+        self._send_unsent(is_last=not has_more)
         if not has_more and self._unasked:
-            self._ask()  # the end of a backlog was not recognised as such, or the last lane was quarantined
+            self._ask()  # the end of a backlog was not recognised as such, or the last sender was quarantined
         self._drop_failed()
         return size, has_more
 
-    def _send_held(self, *, is_last: bool) -> None:
-        """Send the held batch. It asks for an acknowledgement if it is the last for now, or if enough was sent since the last question."""
-        if self._held is None:
+    def _send_unsent(self, *, is_last: bool) -> None:
+        """Send the unsent batch. It asks for an acknowledgement if it is the last for now, or after enough bytes without a question."""
+        if self._unsent is None:
             return
-        (sender, rows), self._held = self._held, None
+        (sender, rows), self._unsent = self._unsent, None
         self._make_room()
         if sender.error is not None:
             return  # the hub has refused it in the meantime
@@ -454,7 +454,7 @@ class ShipSession(Handle):
         self._senders = [sender for sender in self._senders if sender.error is None]
 
     def _is_time_for_others(self) -> bool:
-        """Return whether a quarantined lane is due for a retry, which takes another call."""
+        """Return whether a quarantined sender is due for a retry, which takes another call."""
         return not self._until_empty and self._shipper.is_any_due()
 
     def _is_finished(self) -> bool:

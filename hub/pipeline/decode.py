@@ -1,8 +1,8 @@
 """Decode values to columns: a task's work on each batch of records before Spark's own begins.
 
-A row that can't be decoded is never dropped silently. It goes, with its position and the reason, to the *bad* folder: one Parquet file
-for each task with bad rows, named after the batch and the task. A repeated task, or a batch replayed after a crash, finds the same bad
-rows and replaces that file by an equal one. So each row is stored once, and no commit is needed.
+A row that can't be decoded is never dropped silently. It goes, with its position and the reason, to the *bad* folder. Each task with bad
+rows writes one Parquet file there, named after the batch and the task. A repeated task, or a batch replayed after a crash, finds the same
+bad rows and replaces that file by an equal one. So each row is stored once, and no commit is needed.
 """
 
 from __future__ import annotations

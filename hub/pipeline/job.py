@@ -171,7 +171,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         if "://" in self.sink.path:
             return self.path.parent / f".{self.name}"
         sink = Path(self.sink.path)
-        return sink.parent / f".{self._beside_sink}"
+        return sink.parent / f".{self._name_at_sink}"
 
     @property
     def checkpoint(self) -> str:
@@ -182,10 +182,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     def bad_path(self) -> Path:
         """The folder for records that can't be decoded."""
         sink = Path(self.sink.path)
-        return Path(self.decode.bad_path) if self.decode.bad_path else sink.parent / f"{self._beside_sink}_bad"
+        return Path(self.decode.bad_path) if self.decode.bad_path else sink.parent / f"{self._name_at_sink}_bad"
 
     @property
-    def _beside_sink(self) -> str:
+    def _name_at_sink(self) -> str:
         sink = Path(self.sink.path)
         return sink.name if self.sink.format == "parquet" else f"{sink.name}.{self.name}"
 
@@ -301,22 +301,22 @@ def _source(table: Any, path: Path) -> JobSource:
     if ("path" in options) == ("hub" in options):
         raise JobError(f"{path}: [source] has either path (a log, a shard set or a hub root) or hub (addresses of hub servers)")
     for key in PATHS & set(options):
-        options[key] = _beside(path, options[key])
+        options[key] = _next_to(path, options[key])
     return JobSource(options)
 
 
 def _sink(sink: JobSink, path: Path) -> JobSink:
     if not sink.path:
         raise JobError(f"{path}: [sink] path: missing")
-    checkpoint = _beside(path, sink.checkpoint) if sink.checkpoint else ""
-    return msgspec.structs.replace(sink, path=_beside(path, sink.path), checkpoint=checkpoint)
+    checkpoint = _next_to(path, sink.checkpoint) if sink.checkpoint else ""
+    return msgspec.structs.replace(sink, path=_next_to(path, sink.path), checkpoint=checkpoint)
 
 
 def _decode(decode: Decode, path: Path) -> Decode:
-    return msgspec.structs.replace(decode, bad_path=_beside(path, decode.bad_path)) if decode.bad_path else decode
+    return msgspec.structs.replace(decode, bad_path=_next_to(path, decode.bad_path)) if decode.bad_path else decode
 
 
-def _beside(job: Path, text: str) -> str:
+def _next_to(job: Path, text: str) -> str:
     return text if "://" in text else str(job.parent / text)
 
 

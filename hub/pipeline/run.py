@@ -171,27 +171,27 @@ class PipelineRun(Handle):
         new = [one for one in reports if (one.batchId, one.timestamp) not in self._taken]
         self._taken = {(one.batchId, one.timestamp) for one in reports}
         for found in new:
-            told = json.loads(found.json)
-            if told["batchId"] > self._progress.batch or (told["batchId"] == self._progress.batch and told["numInputRows"] == 0):
-                self._take(told)
+            noted = json.loads(found.json)
+            if noted["batchId"] > self._progress.batch or (noted["batchId"] == self._progress.batch and noted["numInputRows"] == 0):
+                self._take(noted)
         if time.monotonic() - self._said_at >= SAY:
             self._note()
 
-    def _take(self, told: dict[str, Any]) -> None:
-        is_new = told["batchId"] > self._progress.batch
-        records = int(told["numInputRows"]) if is_new else 0
-        shards = shards_of(told["sources"][0]) if told["sources"] else ()
+    def _take(self, noted: dict[str, Any]) -> None:
+        is_new = noted["batchId"] > self._progress.batch
+        records = int(noted["numInputRows"]) if is_new else 0
+        shards = shards_of(noted["sources"][0]) if noted["sources"] else ()
         lags = [shard.lag for shard in shards if shard.lag >= 0]
         changes: dict[str, Any] = {"shards": shards, "lag": sum(lags) if lags else -1}
         if is_new:
-            duration = told.get("durationMs", {})
+            duration = noted.get("durationMs", {})
             changes |= {
-                "batch": told["batchId"],
+                "batch": noted["batchId"],
                 "batch_ended": system.port.now(),
                 "records": self._progress.records + records,
                 "batch_records": records,
-                "bad": self._progress.bad + (count_bad(self.job.bad_path, self.job.name, told["batchId"]) if records else 0),
-                "late": self._progress.late + late_of(told),
+                "bad": self._progress.bad + (count_bad(self.job.bad_path, self.job.name, noted["batchId"]) if records else 0),
+                "late": self._progress.late + late_of(noted),
                 "durations": {name: int(value) for name, value in duration.items()},
             }
             if records:
@@ -251,13 +251,13 @@ def shards_of(source: dict[str, Any]) -> tuple[ShardProgress, ...]:
     return tuple(ShardProgress(key.topic, key.partition, place, ends.get(key, -1)) for key, place in sorted(done.items()))
 
 
-def late_of(told: dict[str, Any]) -> int:
+def late_of(noted: dict[str, Any]) -> int:
     """Return the number of a batch's rows that are later than the watermark and in no window.
 
     Spark counts them in the operator of the windows, after a task's rows of one window were combined. So it is 0 only without late rows,
     but may be less than the number of records.
     """
-    return sum(max(0, int(operator.get("numRowsDroppedByWatermark", 0))) for operator in told.get("stateOperators", ()))
+    return sum(max(0, int(operator.get("numRowsDroppedByWatermark", 0))) for operator in noted.get("stateOperators", ()))
 
 
 def pinned_fields(job: Job) -> tuple[SchemaField, ...]:

@@ -13,7 +13,7 @@ from hub.pipeline.job import Job
 from hub.pipeline.keytables import KeyTables
 from hub.spark.opening import open_shards
 from hub.spark.options import ReadOptions
-from hub.spark.shards import ShardKey, Shards
+from hub.spark.shards import ShardKey, SparkShards
 from kvspool import Gap, keyed
 from kvspool.keyed import Keys
 
@@ -49,7 +49,7 @@ def _values(job: Job) -> Iterator[tuple[ShardKey, bytes]]:
         shards.close()
 
 
-def _first(shards: Shards, key: ShardKey, first: int, end: int) -> Iterator[tuple[ShardKey, bytes]]:
+def _first(shards: SparkShards, key: ShardKey, first: int, end: int) -> Iterator[tuple[ShardKey, bytes]]:
     for batch in shards.range(key, first, end).batches():
         if not isinstance(batch, Gap):
             for value in batch.column("value").to_pylist():

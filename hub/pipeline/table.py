@@ -7,8 +7,8 @@
     .[name]/query                            the table's owner, written before its first batch
     .[name]/lock                             held by the one process that changes the table
 
-**Versions.** A batch that adds files, one that replaces all, and a compaction each write the next version next to the shown one, flush it
-to disk, and move the link. So [path] is the old version or the new one. Names of files are never reused, and files never changed.
+**Versions.** Each batch and each compaction writes the next version next to the shown one, flushes it to disk, and moves the link. A batch
+adds files or replaces all. So [path] is the old version or the new one. Names of files are never reused, and files never changed.
 
 **Exactly once.** The manifest has the query and its last batch, and becomes visible with that batch's rows. If Spark crashes before it has
 noted a commit, it replays the batch, which is detected and adds nothing.

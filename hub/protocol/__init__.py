@@ -1,1 +1,1 @@
-"""What goes over the network between a hub and its clients: messages, without any I/O."""
+"""The messages between a hub and its clients, without any I/O."""

@@ -93,7 +93,7 @@ class GapNote(msgspec.Struct, frozen=True):
     reason: str
 
 
-class Beside(msgspec.Struct, frozen=True, omit_defaults=True):
+class BatchMetadata(msgspec.Struct, frozen=True, omit_defaults=True):
     """The metadata of a batch.
 
     gap: the lost records before the next batch, with a batch without rows. next: the stream ends here in order, and this is the sequence of

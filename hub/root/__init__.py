@@ -1,1 +1,1 @@
-"""What lies on disk under a hub root: the shards, their readers' positions, and the rules of what is kept."""
+"""The files on disk under a hub root: the shards, their readers' positions, and the rules of what is kept."""

@@ -22,7 +22,8 @@ from kvspool.journal.verify import JournalVerifyReport
 from kvspool.options import Progress
 from shard import route
 from shard.errors import ShardError
-from shard.shardset import Log, open_shard
+from shard.merged import Log
+from shard.shardset import open_shard
 
 try:
     from hub.root.store import GENERATIONS, PRIVATE, load_generations
@@ -30,7 +31,7 @@ except ModuleNotFoundError as error:
     raise MissingExtra(f"a hub's shards are checked with the package pyarrow ({error}); pip install 'kvspool[hub]'") from error
 
 TIMEOUT = 10.0  # seconds to wait for a lock, if a log needs one to be opened
-BESIDE = (GENERATIONS, f"{GENERATIONS}.tmp", "mirror.json")  # a hub's own files in a shard's directory
+OF_THE_HUB = (GENERATIONS, f"{GENERATIONS}.tmp", "mirror.json")  # a hub's own files in a shard's directory
 AGAIN = 0.2  # seconds until apparent damage is checked again
 Matches = Callable[[str], bool]
 
@@ -132,4 +133,4 @@ def _without_ours(report: VerifyReport | JournalVerifyReport) -> VerifyReport | 
     """Return a report without the names of a hub's own files next to a journal."""
     if not isinstance(report, JournalVerifyReport):
         return report
-    return msgspec.structs.replace(report, foreign=[name for name in report.foreign if name not in BESIDE])
+    return msgspec.structs.replace(report, foreign=[name for name in report.foreign if name not in OF_THE_HUB])

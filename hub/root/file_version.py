@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from kvspool import system
 
-SETTLED = 100_000_000  # ns; a later change may get the same time, because the kernel's clock ticks coarsely
+STABLE = 100_000_000  # ns; a later change may get the same time, because the kernel's clock ticks coarsely
 
 
 class FileVersion(NamedTuple):
@@ -19,14 +19,14 @@ class FileVersion(NamedTuple):
 
     @classmethod
     def of(cls, path: Path) -> FileVersion | None:
-        """Return the stamp of a path's file now; None if there is none."""
+        """Return the version of a path's file now; None if there is none."""
         status = system.port.look_up(path)
         return None if status is None else cls(status.st_ino, status.st_mtime_ns, status.st_size)
 
     @property
-    def is_settled(self) -> bool:
-        """Return whether another change would get another stamp."""
-        return system.port.now() - self.changed >= SETTLED
+    def is_stable(self) -> bool:
+        """Return whether another change would get another version."""
+        return system.port.now() - self.changed >= STABLE
 
 
-UNSETTLED = FileVersion(-1, -1, -1)  # equal to no file's
+UNSTABLE = FileVersion(-1, -1, -1)  # equal to no file's

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hub.root.shards import RootShards
-from kvspool.engine.wakeups import ENTERED, Watcher
+from kvspool.engine.wakeups import ENTERED
 from kvspool.errors import LogVanished
 from kvspool.options import Isolation, OnGap
-from shard.merge import FollowingMerge
+from shard.merge import FollowingMerge, MergeWatcher
 
 if TYPE_CHECKING:
     from shard.kernel.merge_py import MergeSource
@@ -16,17 +16,19 @@ if TYPE_CHECKING:
 _ROOT = "the root itself"  # the key of its watch; other keys are (client, shard)
 
 
-class FollowingRoot(FollowingMerge):
+class FollowingRoot(FollowingMerge[Any]):
     """A merge that adds the shards of new clients, and drops those of removed ones."""
 
-    def __init__(self, root: RootShards, limit: int | None, on_gap: OnGap, timeout: float | None, isolation: Isolation) -> None:
-        super().__init__(limit, on_gap, timeout)
+    def __init__(
+        self, root: RootShards, limit: int | None, on_gap: OnGap, timeout: float | None, isolation: Isolation, spin: float = 0.0
+    ) -> None:
+        super().__init__(limit, on_gap, timeout, spin)
         self.clients: set[str] = set()  # known clients: their missing shards are being removed
         self.names: dict[str, tuple[str, int]] = {}  # of the directories that are read, with their keys
         self.root = root
-        self._isolation: Isolation = isolation
+        self._isolation = isolation
 
-    def arm(self) -> Watcher:
+    def arm(self) -> MergeWatcher:
         watcher = super().arm()
         try:
             watcher.watch(self.root.path, ENTERED, _ROOT)

@@ -11,7 +11,7 @@ from hub.root.positions import Position, StoredPositions
 from kvspool import system
 from kvspool.errors import Corruption, UnknownVersion
 from shard import route
-from shard.shardset import Log
+from shard.merged import Log
 
 
 class _Seen(NamedTuple):
@@ -74,10 +74,10 @@ class RetentionHolds:
             self._seen.pop(name, None)
             return None
         seen = self._seen.get(name)
-        if seen is None or seen.version != version or not version.is_settled:
+        if seen is None or seen.version != version or not version.is_stable:
             try:
                 stored = positions.load(path)
             except (Corruption, UnknownVersion):
                 stored = None
-            seen = self._seen[name] = _Seen(version, stored)  # if it was replaced since, its stamp will differ
+            seen = self._seen[name] = _Seen(version, stored)  # if it was replaced since, its version will differ
         return seen

@@ -33,7 +33,7 @@ from kvspool.journal.offsets import check_name
 from kvspool.record import NO_TIME
 from kvspool.system import disk, documents
 from shard import route
-from shard.shardset import Log
+from shard.merged import Log
 
 Key = tuple[str, int]  # a client and the index of a shard
 SUFFIX = ".positions"
@@ -136,8 +136,8 @@ def log_id(log: Log) -> str:
 def why_replaced(position: Position, log: Log) -> str:
     """Return why a position can't belong to this log; "" if it can.
 
-    A log is identified by its id. If a journal has none, or had none when the position was stored, the time of the record before the
-    position is compared, if that still exists.
+    A log is identified by its id. A journal may have none, now or when the position was stored. Then the time of the record before the
+    position is compared, if that record still exists.
     """
     id = log_id(log)
     if position.log != id and (isinstance(log, Spool) or (position.log and id)):

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
 import msgspec
 
@@ -26,17 +26,23 @@ from hub.root import lease, positions
 from hub.root.following import FollowingRoot
 from hub.root.lease import ReaderLease
 from hub.root.positions import Key, Position
+from hub.root.records import HubRecord
 from hub.root.shards import RootShards
 from kvspool import Gap, Record, Spool, system
-from kvspool.engine.iteration import Iterations, check, check_timeout
+from kvspool.engine.iteration import Iterations, check, check_spin, check_timeout
 from kvspool.errors import Closed, Corruption, GapError, KvspoolError, LogNotFound, NoSuchReader, ReaderBusy, UnknownVersion
 from kvspool.options import Isolation, OnGap, check_isolation
 from kvspool.system import forks
 from kvspool.system.disk import flush_directory
 from kvspool.system.handles import Handle
 from shard import route
-from shard.merge import Cursor, Merge
-from shard.shardset import Log
+from shard.merge import Cursor, FollowingMerge, Merge, NoGaps
+from shard.merged import Log
+
+if TYPE_CHECKING:
+    from shard.following import AsyncMerge
+
+R = TypeVar("R", covariant=True)
 
 
 class ShardLag(msgspec.Struct, frozen=True):
@@ -81,13 +87,13 @@ class HubReader(Handle):
         self.name = name
         self.isolation = check_isolation(isolation)
         self.root = root
-        self.told: deque[ShardReplaced] = deque()  # the next iterator raises these first
+        self.pending: deque[ShardReplaced] = deque()  # errors: the next iterator raises these first
         self._start = start
         self._path = positions.path_of(root.path, name)
         self._positions: dict[Key, Position] = {}
         self._passed: dict[Key, tuple[int, int]] = {}  # returned since: the sequence after it, and its time
         self._committed: dict[Key, Position] = {}
-        self._turn: HubReading | None = None  # the iterator that reads from our position
+        self._turn: HubReading[Any] | None = None  # the iterator that reads from our position
         self._lease: ReaderLease | None = None
         self._is_closed = False
         self._iterations = Iterations()
@@ -117,18 +123,52 @@ class HubReader(Handle):
 
     # Reading.
 
-    def read(self, *, limit: int | None = None, on_gap: OnGap = "raise") -> HubReading:
+    @overload
+    def read(self, *, limit: int | None = ..., on_gap: NoGaps = ...) -> HubReading[HubRecord]: ...
+
+    @overload
+    def read(self, *, limit: int | None = ..., on_gap: OnGap = ...) -> HubReading[HubRecord | Gap]: ...
+
+    def read(self, *, limit: int | None = None, on_gap: OnGap = "raise") -> HubReading[HubRecord | Gap]:
         """Iterate over the stored records (`HubRecord`) from the reader's position; see `HubRoot.read`."""
         self._check_open()
         return self._iterations.add(HubReading(self, limit, on_gap, None, is_bounded=True))
 
-    def follow(self, *, timeout: float | None = None, limit: int | None = None, on_gap: OnGap = "raise") -> HubReading:
+    @overload
+    def follow(
+        self, *, timeout: float | None = ..., limit: int | None = ..., on_gap: NoGaps = ..., spin: float = ...
+    ) -> HubReading[HubRecord]: ...
+
+    @overload
+    def follow(
+        self, *, timeout: float | None = ..., limit: int | None = ..., on_gap: OnGap = ..., spin: float = ...
+    ) -> HubReading[HubRecord | Gap]: ...
+
+    def follow(
+        self, *, timeout: float | None = None, limit: int | None = None, on_gap: OnGap = "raise", spin: float = 0.0
+    ) -> HubReading[HubRecord | Gap]:
         """Iterate over the records from the reader's position, and wait for more, and for more clients; see `HubRoot.follow`.
 
         Raises Closed as soon as any thread closes the reader, or the root.
         """
         self._check_open()
-        return self._iterations.add(HubReading(self, limit, on_gap, timeout, is_bounded=False))
+        return self._iterations.add(HubReading(self, limit, on_gap, timeout, is_bounded=False, spin=spin))
+
+    @overload
+    def follow_async(self, *, timeout: float | None = ..., limit: int | None = ..., on_gap: NoGaps = ...) -> AsyncMerge[HubRecord]: ...
+
+    @overload
+    def follow_async(self, *, timeout: float | None = ..., limit: int | None = ..., on_gap: OnGap = ...) -> AsyncMerge[HubRecord | Gap]: ...
+
+    def follow_async(
+        self, *, timeout: float | None = None, limit: int | None = None, on_gap: OnGap = "raise"
+    ) -> AsyncMerge[HubRecord | Gap]:
+        """Iterate with `async for` over the records from the reader's position, and wait for more in the event loop; see `follow`."""
+        from shard.following import AsyncMerge
+
+        self._check_open()
+        reading: HubReading[Any] = self._iterations.add(HubReading(self, None, on_gap, 0.0, is_bounded=False))
+        return AsyncMerge(reading, limit, on_gap, timeout)
 
     def commit(self) -> dict[Key, int]:
         """Store the reader's positions, after all returned records, in all shards at once. Returns them.
@@ -155,7 +195,7 @@ class HubReader(Handle):
                 path = self.root.path / route.directory_name(key[0], one.bits, key[1])
                 log = self.root.open_log(key, path, may_be_gone=True)
                 if log is not None and not isinstance(log, Spool):
-                    log.settle(one.sequence)
+                    log.flush_for_commit(one.sequence)
 
     # Moving.
 
@@ -163,6 +203,11 @@ class HubReader(Handle):
     def positions(self) -> dict[Key, int]:
         """Return the next sequence of each shard, by client and shard."""
         return {key: self._place(key).sequence for key in self._positions}
+
+    @property
+    def committed(self) -> dict[Key, int]:
+        """Return the next sequence of each shard as of the last commit."""
+        return {key: one.sequence for key, one in self._committed.items()}
 
     def seek(self, places: Mapping[Key, int]) -> None:
         """Move to these sequences in the given shards; the positions in others don't change. Does not commit.
@@ -221,7 +266,7 @@ class HubReader(Handle):
         cursor = log.cursor("earliest", bounded=bounded, isolation=self.isolation)
         self._move_one(key, _position(path, log, int(cursor.sequence)))
         if why and position is not None:
-            self.told.append(ShardReplaced(str(path), *key, position.sequence, int(cursor.sequence), why))
+            self.pending.append(ShardReplaced(str(path), *key, position.sequence, int(cursor.sequence), why))
         return cursor
 
     def _move_one(self, key: Key, position: Position) -> None:
@@ -237,13 +282,13 @@ class HubReader(Handle):
         self._positions.pop(key, None)
         self._passed.pop(key, None)
 
-    def take_turn(self, reading: HubReading) -> None:
+    def take_turn(self, reading: HubReading[Any]) -> None:
         """Let an iterator begin at the reader's position; the read-ahead of another iterator is dropped."""
         if self._turn is not None:
-            self._turn.let_go()
+            self._turn.release()
         self._turn = reading
 
-    def has_turn(self, reading: HubReading) -> bool:
+    def has_turn(self, reading: HubReading[Any]) -> bool:
         """Return whether the iterator is the one that reads from the reader's position."""
         self._check_open()
         return self._turn is reading
@@ -277,7 +322,7 @@ class HubReader(Handle):
         try:
             self.end(self._closed_words())
         finally:
-            self._let_go()
+            self._release()
 
     def end(self, why: str) -> None:
         """End all iterations, because the reader or its root was closed."""
@@ -288,12 +333,12 @@ class HubReader(Handle):
 
     def forked(self) -> None:
         """Detach in a forked child: the name belongs to the parent."""
-        self._let_go()
+        self._release()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         turn, self._turn = self._turn, None
         if turn is not None:
-            turn.let_go()
+            turn.release()
         taken, self._lease = self._lease, None
         if taken is not None:
             taken.close()
@@ -308,44 +353,47 @@ class HubReader(Handle):
         return f"<HubReader {self.name!r} of {self.root.path}{' closed' if self.closed else ''}>"
 
 
-class HubReading(Iterator[Any], Handle):
-    """Moves the reader's position with each returned item. `lost` counts sequences in Gaps.
+class HubReading(Iterator[R], Handle, Generic[R]):
+    """Moves the reader's position with each returned item. `missed` counts sequences in Gaps.
 
     Several iterators of a reader take turns: each begins at the reader's position. `seek` has the same effect, even inside a loop.
     """
 
-    def __init__(self, owner: HubReader, limit: int | None, on_gap: OnGap, timeout: float | None, is_bounded: bool) -> None:
-        self.lost = 0
+    def __init__(
+        self, owner: HubReader, limit: int | None, on_gap: OnGap, timeout: float | None, is_bounded: bool, spin: float = 0.0
+    ) -> None:
+        self.missed = 0
         self._owner = owner
         self._left = check(limit, on_gap)
         self._on_gap = on_gap
         self._timeout = check_timeout(timeout)
+        self._spin = check_spin(spin)
         self._is_bounded = is_bounded
-        self._merge: Merge | None = None
+        self._merge: Merge[Any] | None = None
         self._is_closed = False
         self._why = ""  # why the iteration ended: its reader or root was closed
 
-    def __next__(self) -> Any:
+    def __next__(self) -> R:
         while self._left != 0:
             merge = self._merge
             if merge is None or not self._owner.has_turn(self):
                 merge = self._begin()
-            self._tell()
+            self._raise_pending()
             item = self._take(merge)
             if not isinstance(item, Gap):
                 if self._left > 0:
                     self._left = 0 if self._is_closed else self._left - 1
-                return item
-            self.lost += item.count
+                return item  # type: ignore[no-any-return]
+            self.missed += item.count
             if self._on_gap == "raise":
                 raise GapError(item)
             if self._on_gap == "yield":
-                return item
+                return item  # type: ignore[return-value]  # `R` includes Gap then
         if self._why:
             raise Closed(self._why)
         raise StopIteration
 
-    def _take(self, merge: Merge) -> Any:
+    def _take(self, merge: Merge[Any]) -> Any:
         try:
             item = next(merge)
             self._owner.pass_by(merge.last, item)
@@ -363,24 +411,29 @@ class HubReading(Iterator[Any], Handle):
             self._owner.lose_turn()  # interrupted: an item may have been taken that was not returned
             raise
 
-    def _tell(self) -> None:
+    def _raise_pending(self) -> None:
         """Raise a pending error of the reader."""
-        told = self._owner.told
+        pending = self._owner.pending
         if self._on_gap == "skip":
-            told.clear()
-        if told:
-            raise told.popleft()
+            pending.clear()
+        if pending:
+            raise pending.popleft()
 
-    def _begin(self) -> Merge:
+    @property
+    def merge(self) -> FollowingMerge[Any] | None:
+        """Return the merge that a follower reads at present; see `shard.following.Followed`."""
+        return self._merge if isinstance(self._merge, FollowingMerge) else None
+
+    def _begin(self) -> Merge[Any]:
         owner = self._owner
         owner.has_turn(self)  # raises Closed before anything is opened
         owner.take_turn(self)
-        self.let_go()
+        self.release()
         if self._is_bounded:
-            merge = Merge(None, "yield")
+            merge: Merge[Any] = Merge(None, "yield")
             owner.root.add_shards(merge, partial(owner.cursor, bounded=True), is_bounded=True)
         else:
-            merge = _Following(owner, self._timeout)
+            merge = _Following(owner, self._timeout, self._spin)
             try:
                 merge.add_new()
             except BaseException:
@@ -395,7 +448,7 @@ class HubReading(Iterator[Any], Handle):
         """Return whether records of a shard may yet be returned."""
         return self._merge is not None and key in self._merge.sources
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Close the logs that are read; the next call reopens them."""
         merge, self._merge = self._merge, None
         if merge is not None:
@@ -405,7 +458,7 @@ class HubReading(Iterator[Any], Handle):
         """Close all logs and end the iteration, also one that waits in another thread."""
         self._is_closed = True
         self._left = 0
-        self.let_go()
+        self.release()
 
     def end(self, why: str) -> None:
         """Close the iteration because its reader or root was closed: every call raises Closed with the words `why`."""
@@ -423,8 +476,8 @@ class HubReading(Iterator[Any], Handle):
 class _Following(FollowingRoot):
     """Reads each shard from the reader's position there."""
 
-    def __init__(self, owner: HubReader, timeout: float | None) -> None:
-        super().__init__(owner.root, None, "yield", timeout, owner.isolation)
+    def __init__(self, owner: HubReader, timeout: float | None, spin: float) -> None:
+        super().__init__(owner.root, None, "yield", timeout, owner.isolation, spin)
         self._owner = owner
 
     def add_new(self) -> None:

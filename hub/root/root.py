@@ -2,8 +2,8 @@
 
     [root]/[client].[bit].[index]/
 
-On one host the clients write there directly; followers of the root notice new clients by inotify. A client's id is the prefix of its
-shard set, and not empty: other names could leave the root or be mistaken for another client's shard.
+On one host the clients write there directly; followers of the root notice new clients by inotify. A client's id is the prefix of its shard
+set, and not empty. Other names could leave the root or be mistaken for another client's shard.
 
 **Order.** As in `shard.merge`: by timestamp among the available records; each shard always in its own order.
 
@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 import msgspec
 
@@ -26,25 +27,24 @@ from hub.root.following import FollowingRoot
 from hub.root.holds import RetentionHolds
 from hub.root.positions import Key
 from hub.root.reader import HubReader, HubReaderStats, delete, listing
+from hub.root.records import HubRecord
 from hub.root.shards import OpenCursor
-from kvspool import SpoolStats, system
+from kvspool import Gap, Record, SpoolStats, system
 from kvspool.engine.iteration import Iterations
 from kvspool.errors import Closed, KvspoolError, LogExists, LogNotFound, NotALog
 from kvspool.journal import JournalStats
 from kvspool.options import TIMEOUT, Isolation, OnGap
 from kvspool.spool.format import CONTROL_FILE
 from kvspool.system import disk
-from kvspool.system.handles import Handle, close_all
+from kvspool.system.handles import close_all
 from shard import ShardSet, TooFewDescriptors, descriptors, route
 from shard.kernel.merge import placed
-from shard.merge import UNREADABLE, FollowingMerge, Merge
-from shard.shardset import Log, ShardRecord, open_shard
+from shard.merge import UNREADABLE, FollowingMerge, Merge, NoGaps, Values
+from shard.merged import Log, MergedLogs, moved
+from shard.shardset import open_shard
 
-
-class HubRecord(ShardRecord, frozen=True, gc=False):
-    """A record, its client, and its shard of that client."""
-
-    client: str = ""
+if TYPE_CHECKING:
+    from shard.following import AsyncMerge
 
 
 class ClientStats(msgspec.Struct, frozen=True):
@@ -69,7 +69,7 @@ class HubStats(msgspec.Struct, frozen=True):
     clients: list[ClientStats]
 
 
-class HubRoot(Handle):
+class HubRoot(MergedLogs[Key, HubRecord]):
     """A handle of a hub root. Get it from `HubRoot.open`. It can be shared by threads, and survives a fork."""
 
     HELPERS = frozenset(("add_shards", "forget", "logs", "open_log", "shard_paths"))
@@ -130,6 +130,16 @@ class HubRoot(Handle):
 
     # Reading.
 
+    @overload
+    def read(
+        self, start: str | datetime = ..., *, limit: int | None = ..., on_gap: NoGaps = ..., isolation: Isolation = ...
+    ) -> Merge[HubRecord]: ...
+
+    @overload
+    def read(
+        self, start: str | datetime = ..., *, limit: int | None = ..., on_gap: OnGap = ..., isolation: Isolation = ...
+    ) -> Merge[HubRecord | Gap]: ...
+
     def read(
         self,
         start: str | datetime = "earliest",
@@ -137,15 +147,60 @@ class HubRoot(Handle):
         limit: int | None = None,
         on_gap: OnGap = "raise",
         isolation: Isolation = "appended",
-    ) -> Merge:
+    ) -> Merge[HubRecord | Gap]:
         """Iterate over the stored records (`HubRecord`) of all clients. start: "earliest", "latest" or an aware datetime.
 
         limit, on_gap and isolation: as in `kvspool.Log.read`. Raises ShardError for shards that form no set. The error of a shard that
         can't be opened is raised once, by the first call for a record; the next calls return the records of all other shards.
         """
-        merge = Merge(limit, on_gap)
+        merge: Merge[Any] = Merge(limit, on_gap)
         self.add_shards(merge, _cursors_at(start, True, isolation), is_bounded=True)
         return self._iterations.add(merge)
+
+    @overload
+    def read_values(
+        self, start: str | datetime = ..., *, limit: int | None = ..., on_gap: NoGaps = ..., isolation: Isolation = ...
+    ) -> Values[bytes]: ...
+
+    @overload
+    def read_values(
+        self, start: str | datetime = ..., *, limit: int | None = ..., on_gap: OnGap = ..., isolation: Isolation = ...
+    ) -> Values[bytes | Gap]: ...
+
+    def read_values(
+        self,
+        start: str | datetime = "earliest",
+        *,
+        limit: int | None = None,
+        on_gap: OnGap = "raise",
+        isolation: Isolation = "appended",
+    ) -> Values[bytes | Gap]:
+        """Iterate over the stored bytes of the values only; see `read`."""
+        return Values(self.read(start, limit=limit, on_gap=on_gap, isolation=isolation))
+
+    @overload
+    def follow(
+        self,
+        start: str | datetime = ...,
+        *,
+        timeout: float | None = ...,
+        limit: int | None = ...,
+        on_gap: NoGaps = ...,
+        isolation: Isolation = ...,
+        spin: float = ...,
+    ) -> FollowingMerge[HubRecord]: ...
+
+    @overload
+    def follow(
+        self,
+        start: str | datetime = ...,
+        *,
+        timeout: float | None = ...,
+        limit: int | None = ...,
+        on_gap: OnGap = ...,
+        isolation: Isolation = ...,
+        spin: float = ...,
+    ) -> FollowingMerge[HubRecord | Gap]: ...
 
     def follow(
         self,
@@ -155,17 +210,80 @@ class HubRoot(Handle):
         limit: int | None = None,
         on_gap: OnGap = "raise",
         isolation: Isolation = "appended",
-    ) -> FollowingMerge:
+        spin: float = 0.0,
+    ) -> FollowingMerge[HubRecord | Gap]:
         """Iterate over the records from `start`, and wait for more; clients that appear later are read from their earliest record.
 
-        One inotify descriptor serves the root and all shards. Ends normally after `timeout` seconds without a record; None: never. Raises
-        Closed as soon as any thread closes the root.
+        One inotify descriptor serves the root and all shards. Ends normally after `timeout` seconds without a record; None: never. spin: as
+        in `kvspool.Log.follow`. Raises Closed as soon as any thread closes the root.
         """
-        merge = FollowingRoot(self, limit, on_gap, timeout, isolation)
+        return self._following(start, FollowingRoot(self, limit, on_gap, timeout, isolation, spin), isolation)
+
+    @overload
+    def follow_async(
+        self,
+        start: str | datetime = ...,
+        *,
+        timeout: float | None = ...,
+        limit: int | None = ...,
+        on_gap: NoGaps = ...,
+        isolation: Isolation = ...,
+    ) -> AsyncMerge[HubRecord]: ...
+
+    @overload
+    def follow_async(
+        self,
+        start: str | datetime = ...,
+        *,
+        timeout: float | None = ...,
+        limit: int | None = ...,
+        on_gap: OnGap = ...,
+        isolation: Isolation = ...,
+    ) -> AsyncMerge[HubRecord | Gap]: ...
+
+    def follow_async(
+        self,
+        start: str | datetime = "earliest",
+        *,
+        timeout: float | None = None,
+        limit: int | None = None,
+        on_gap: OnGap = "raise",
+        isolation: Isolation = "appended",
+    ) -> AsyncMerge[HubRecord | Gap]:
+        """Iterate with `async for` over the records from `start`, and wait for more in the event loop; see `follow`."""
+        from shard.following import AsyncMerge
+
+        merge = self._following(start, FollowingRoot(self, None, on_gap, 0.0, isolation), isolation)
+        return AsyncMerge(merge, limit, on_gap, timeout)
+
+    def _following(self, start: str | datetime, merge: FollowingRoot, isolation: Isolation) -> FollowingRoot:
         self.add_shards(merge, _cursors_at(start, False, isolation), is_bounded=False)
         return self._iterations.add(merge)
 
-    def add_shards(self, merge: Merge, open_cursor: OpenCursor, *, is_bounded: bool) -> None:
+    def get(self, client: str, shard: int, sequence: int) -> HubRecord:
+        """Return a record by its place. Raises LogNotFound for a shard that doesn't exist, and the errors of `kvspool.Log.get`."""
+        return self.placed_at((client, shard), self._log(client, shard).get(sequence))
+
+    def view(self, client: str, shard: int, sequence: int) -> AbstractContextManager[memoryview]:
+        """Return a context manager with a view of the stored bytes of a record's value; see `kvspool.Log.view` and `get`."""
+        return self._log(client, shard).view(sequence)
+
+    def _log(self, client: str, shard: int) -> Log:
+        self._check_open()
+        for key, path in self.shard_paths():
+            if key == (client, shard):
+                log = self.open_log(key, path, may_be_gone=True)
+                if log is not None:
+                    return log
+        raise LogNotFound(f"{self.path} has no shard {shard} of a client {client!r}")
+
+    def each_log(self) -> Iterator[tuple[Key, Log]]:
+        return ((key, log) for key, _, log in self.logs())
+
+    def placed_at(self, key: Key, record: Record) -> HubRecord:
+        return moved(HubRecord, record, client=key[0], shard=key[1])
+
+    def add_shards(self, merge: Merge[Any], open_cursor: OpenCursor, *, is_bounded: bool) -> None:
         """Add to the merge every shard that it doesn't read yet.
 
         A shard that can't be opened stops no other shard: the merge raises its error once and continues. A follower reads the shard after
@@ -335,9 +453,6 @@ class HubRoot(Handle):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def __iter__(self) -> Merge:
-        return self.read()
 
     def __repr__(self) -> str:
         return f"<HubRoot {self.path}{' closed' if self.closed else ''}>"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from hub.root.positions import Key
 from shard.merge import Cursor, Merge
-from shard.shardset import Log
+from shard.merged import Log
 
 OpenCursor = Callable[[Key, Path, Log], Cursor]
 
@@ -18,7 +18,7 @@ class RootShards(Protocol):
 
     path: Path
 
-    def add_shards(self, merge: Merge, open_cursor: OpenCursor, *, is_bounded: bool) -> None:
+    def add_shards(self, merge: Merge[Any], open_cursor: OpenCursor, *, is_bounded: bool) -> None:
         """Add every shard to the merge that it does not read yet."""
 
     def shard_paths(self) -> list[tuple[Key, Path]]:

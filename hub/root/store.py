@@ -46,7 +46,8 @@ from kvspool.system.descriptor import Descriptor
 from kvspool.system.handles import Handle
 from shard import descriptors, route
 from shard.errors import ShardError
-from shard.shardset import Log, open_shard
+from shard.merged import Log
+from shard.shardset import open_shard
 
 GENERATIONS = "generations.json"
 MIRRORED = "mirror.json"  # in a shard that is pulled from another hub; see `mirror`
@@ -104,7 +105,7 @@ class Shard(Handle):
             if not self.generations and self.journal.end():
                 # Without it the records' log is unknown; beginning at sequence 0 again would store all of them twice.
                 raise Corruption(f"{path} has records, but no {GENERATIONS}; restore it from a copy of the shard")
-            self.figures = ShardSizes()
+            self.sizes = ShardSizes()
             self.count()
         except BaseException:
             self.journal.close()
@@ -168,12 +169,12 @@ class Shard(Handle):
     def count(self) -> ShardSizes:
         """Count the shard's content; between two counts, sizes are estimated from ingested bytes."""
         with self.lock:
-            self.figures = count(self.path, self.journal, self.generations)
-            return self.figures
+            self.sizes = count(self.path, self.journal, self.generations)
+            return self.sizes
 
     def _note(self, rows: SequencedBatch, records: Records) -> None:
-        last, used = records.time_of(records.rows - 1), self.figures.used + records.size
-        self.figures = self.figures._replace(next=rows.end, used=used, last_timestamp=max(0, last, self.figures.last_timestamp))
+        last, used = records.time_of(records.rows - 1), self.sizes.used + records.size
+        self.sizes = self.sizes._replace(next=rows.end, used=used, last_timestamp=max(0, last, self.sizes.last_timestamp))
 
     def sync(self) -> None:
         """Write all stored records to disk. After a failure of the disk, this and every later call raises Poisoned."""
@@ -266,7 +267,7 @@ class Store(Handle):
         self._making: dict[str, threading.Lock] = {}  # by client
         self._open: OrderedDict[tuple[str, int], Shard] = OrderedDict()
         self._used: dict[tuple[str, int], int] = {}
-        self._figures: dict[tuple[str, int], ShardSizes] = {}
+        self._sizes: dict[tuple[str, int], ShardSizes] = {}
         self._to_count: list[tuple[tuple[str, int], Path]] = []
 
     def enter(self, client: str, bits: int) -> None:
@@ -296,7 +297,7 @@ class Store(Handle):
                 raise HubFull(f"the shards of {client} can't be created: {error}") from error
             with self._lock:  # they count from now on, not only from their turn
                 for index in range(1 << bits):
-                    self._figures.setdefault((client, index), ShardSizes(bits=bits))
+                    self._sizes.setdefault((client, index), ShardSizes(bits=bits))
 
     def _making_of(self, client: str) -> threading.Lock:
         """Return the lock held while a client's shards are created: a thousand take seconds, in which other clients continue."""
@@ -324,7 +325,7 @@ class Store(Handle):
             if not self._used[client, index]:
                 del self._used[client, index]
 
-    # Figures.
+    # Sizes.
 
     def count(self, most: int | None = None) -> int:
         """Count the content of some shards, at most `most`, in turn. Return how many are left of this turn. None: count all.
@@ -332,11 +333,11 @@ class Store(Handle):
         Shards that were never counted count as empty, but exist. Shards of local clients are not the hub's journals.
         """
         if not self._to_count:
-            before = set(self._figures)
+            before = set(self._sizes)
             self._to_count = list(self._paths())
             with self._lock:
-                new = {key: figures for key, figures in self._figures.items() if key not in before}  # created in the meantime
-                self._figures = {key: self._figures.get(key, ShardSizes(bits=_bits(path))) for key, path in self._to_count} | new
+                new = {key: sizes for key, sizes in self._sizes.items() if key not in before}  # created in the meantime
+                self._sizes = {key: self._sizes.get(key, ShardSizes(bits=_bits(path))) for key, path in self._to_count} | new
         for _ in range(len(self._to_count) if most is None else min(most, len(self._to_count))):
             key, path = self._to_count.pop()
             with suppress(KvspoolError, OSError):  # it is being created or removed, or damaged, which others report
@@ -346,16 +347,16 @@ class Store(Handle):
                     shard.count()
                 else:
                     with open_shard(path, TIMEOUT) as log:
-                        self._figures[key] = count(path, log, load_generations(path / GENERATIONS))
+                        self._sizes[key] = count(path, log, load_generations(path / GENERATIONS))
         return len(self._to_count)
 
-    def figures(self) -> dict[str, dict[int, ShardSizes]]:
+    def sizes(self) -> dict[str, dict[int, ShardSizes]]:
         """Return the counted content of each client's shards."""
         with self._lock:
-            known = self._figures | {key: shard.figures for key, shard in self._open.items()}
+            known = self._sizes | {key: shard.sizes for key, shard in self._open.items()}
         found: dict[str, dict[int, ShardSizes]] = {}
-        for (client, index), figures in sorted(known.items()):
-            found.setdefault(client, {})[index] = figures
+        for (client, index), sizes in sorted(known.items()):
+            found.setdefault(client, {})[index] = sizes
         return found
 
     def _paths(self) -> Iterator[tuple[tuple[str, int], Path]]:
@@ -383,7 +384,7 @@ class Store(Handle):
                 break
             if key not in self._used:
                 shard = self._open.pop(key)
-                self._figures[key] = shard.figures
+                self._sizes[key] = shard.sizes
                 shard.close()
 
     def __enter__(self) -> Store:

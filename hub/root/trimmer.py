@@ -1,11 +1,11 @@
 """Removes the oldest segments of a hub's clients, by the rules of `hub.root.retention`; readers of removed records get a Gap.
 
-Only whole segments are removed, and never the last one of a shard: it has the end of the hub's records, so a client continues exactly
-there. The bytes of a client are those of all its shards: while there are too many, the segment whose newest record is the oldest is
+Only whole segments are removed, and never the last one of a shard. It has the end of the hub's records, so a client continues exactly
+there. The bytes of a client are those of all its shards. While there are too many, the segment whose newest record is the oldest is
 removed, in any shard. A segment that is held back stays, and no other is removed instead.
 
-The floor of each shard is always held back; and, without `force` in the rules, all records that a durable reader has yet to read: a reader
-of the shard's own journal, or of the hub root.
+The floor of each shard is always held back. Without `force` in the rules, so are all records that a durable reader has yet to read. That is
+a reader of the shard's own journal, or of the hub root.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from kvspool.system.descriptor import Descriptor
 
 LARGEST = 1 << 24  # largest size of such a file, in bytes
 PATIENCE = 10.0  # seconds that one editor of a file waits for another
-_SETTLED = 1_000_000_000  # ns after which a change of a file also changes its times
+_STABLE = 1_000_000_000  # ns after which a change of a file also changes its times
 _PAUSE = 0.01
 
 
@@ -53,14 +53,14 @@ class WatchedFile:
         if len(data) > LARGEST:
             raise AccessError(f"{self.path} is larger than {LARGEST} bytes")
         # Two changes within one tick of the clock may leave the same times, so a very new file is read once more.
-        if system.port.now() - status.st_ctime_ns > _SETTLED:
-            self._seen = _stamp(status)
+        if system.port.now() - status.st_ctime_ns > _STABLE:
+            self._seen = _version_of(status)
         return data
 
     def has_changed(self) -> bool:
         """Return whether the file was changed, replaced or removed since it was read."""
         status = system.port.look_up(os.path.realpath(self.path))
-        return status is None or self._seen != _stamp(status)
+        return status is None or self._seen != _version_of(status)
 
     def _check(self, status: os.stat_result) -> None:
         rights = stat.S_IMODE(status.st_mode)
@@ -133,5 +133,5 @@ def _alone(directory: Path) -> Iterator[None]:
         yield
 
 
-def _stamp(status: os.stat_result) -> tuple[int, ...]:
+def _version_of(status: os.stat_result) -> tuple[int, ...]:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

@@ -1,8 +1,8 @@
 """Quotas of clients, and the limit of the disk. This module neither waits nor knows the network: it tells its caller what to do.
 
-**Quotas** apply to a principal, for any number of client ids that it writes: otherwise one that may write `jfk-*` would have any number of
-quotas. **Space** applies to the hub: ingest stops while there is still space for all data that clients may have in flight, so that no
-write fails on a full disk.
+**Quotas** apply to a principal, for any number of client ids that it writes. Otherwise one that may write `jfk-*` would have any number of
+quotas. **Space** applies to the hub. Ingest stops while there is still space for all data that clients may have in flight. So no write
+fails on a full disk.
 """
 
 from __future__ import annotations

@@ -40,15 +40,15 @@ class Admission(Handle):
         self._store = store
         self._client = ""
         self._is_over = is_over
-        self._held = ExitStack()
+        self._resources = ExitStack()
 
     def begin(self, client: str, bits: int) -> None:
         """Check whether this client may write, and may have so many shards. Raises Flight's errors, QuotaExceeded and HubFull."""
         self._client = client
         self._check()
-        self._held.enter_context(self._meter.call(self._connection))
+        self._resources.enter_context(self._meter.call(self._connection))
         self._space.admit(0)
-        self._held.enter_context(self._meter.shards(client, 1 << bits, self._known_shards))
+        self._resources.enter_context(self._meter.shards(client, 1 << bits, self._known_shards))
 
     def admit(self, size: int) -> None:
         """Count a batch, and delay a client that exceeds its rate. Raises QuotaExceeded, HubFull, Flight's errors."""
@@ -68,15 +68,15 @@ class Admission(Handle):
             system.port.sleep(min(left, POLL))
 
     def progress(self, size: int) -> None:
-        """Report a processed batch to the gate, so that its bytes no longer count as unprocessed."""
+        """Report a processed batch to the proxy, so that its bytes no longer count as unprocessed."""
         self._connection.progress(size)
 
     def _known_shards(self) -> dict[str, int]:
-        return {name: len(shards) for name, shards in self._store.figures().items() if self._principal.may_write(name)}
+        return {name: len(shards) for name, shards in self._store.sizes().items() if self._principal.may_write(name)}
 
     def close(self) -> None:
         """Stop counting the call."""
-        self._held.close()
+        self._resources.close()
 
     def _check(self) -> None:
         self._caller.check(self._principal.may_write(self._client), f"write {self._client}")

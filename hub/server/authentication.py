@@ -7,7 +7,7 @@
     standing = authentication.standing(context, principal); standing.principal              for each batch of a long stream
 
 **A token** is checked before the call's first message is read, when only the headers are known. So callers without one can't make the hub
-receive a message, whose size Flight doesn't limit. The price is that the log can't name the address at that moment. The gate knows the
+receive a message, whose size Flight doesn't limit. The price is that the log can't name the address at that moment. The proxy knows the
 address of each connection, and ends connections without authentication. `address` gives it to the handlers.
 
 **A certificate** was verified by TLS before that: a certificate of another authority gets no call. Its identity is the first name in it, or
@@ -61,7 +61,7 @@ class Authentication(flight.ServerMiddlewareFactory):  # type: ignore[misc]
         """uses_certificates: the server verifies clients' certificates. address: converts Flight's name of the peer for the log. calls:
         counts and limits the calls.
 
-        Behind a gate the peer is the gate's own end of a connection, so `address` has to ask the gate for the client's address.
+        Behind a proxy, the peer is the proxy's own end of a connection, so `address` has to ask the proxy for the client's address.
         """
         super().__init__()
         self.access = access
@@ -120,10 +120,10 @@ class Authentication(flight.ServerMiddlewareFactory):  # type: ignore[misc]
         """Return the principal's rights, kept current during its call."""
         return Standing(self, context, principal)
 
-    def held(self, context: Any) -> ExitStack:
+    def resources(self, context: Any) -> ExitStack:
         """Return a stack that is closed when a call is over and its last answer was sent, after the handler has returned."""
         caller: _Caller = context.get_middleware(KEY)
-        return caller.held
+        return caller.resources
 
     def check(self, context: Any, principal: Principal, is_allowed: bool, what: str) -> None:
         """Raise FlightUnauthorizedError, and log it, unless `is_allowed`; `what` completes "may not"."""
@@ -149,12 +149,12 @@ class _Caller(flight.ServerMiddleware):  # type: ignore[misc]
         super().__init__()
         self.principal = principal
         self.call = call
-        self.held = ExitStack()
+        self.resources = ExitStack()
 
     def call_completed(self, exception: Exception | None) -> None:
         """Release the call's resources. Flight calls this, however the call ended."""
         try:
-            self.held.close()
+            self.resources.close()
         finally:
             self.call.end()
 

@@ -91,7 +91,7 @@ class Calls(Handle):
         if is_flood:
             self._flooded(principal)
 
-    def settle(self, *, at_once: bool = False) -> None:
+    def restore_switch_interval(self, *, at_once: bool = False) -> None:
         """Restore the interpreter's switch interval after a flood. Call it from time to time, and `at_once` at the end."""
         with self._lock:
             if self._is_calm and (at_once or system.port.monotonic() >= self._window_ends):

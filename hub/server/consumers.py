@@ -105,7 +105,7 @@ class Consumers(Handle):
             if next > end:
                 raise Unexpected(f"client {key[0]}, shard {key[1]}: the next record will be {end}, so no reader can be at {next}", end)
             if not isinstance(log, Spool):
-                log.settle(next)
+                log.flush_for_commit(next)
             return Position(bits, next, positions.log_id(log))
 
     def _is_there(self, key: Key, position: Position) -> bool:

@@ -20,7 +20,7 @@ class LagMonitor:
         self._holds = RetentionHolds(root)
         self._looks_at = 0.0
 
-    def look(self, figures: dict[str, dict[int, ShardSizes]]) -> None:
+    def look(self, sizes: dict[str, dict[int, ShardSizes]]) -> None:
         """Compare the readers' commits with the contents of the shards, unless the last check was a moment ago.
 
         A reader without a position in a shard, or with unreadable ones, has read nothing of it; one with an owner doesn't read that shard.
@@ -31,7 +31,7 @@ class LagMonitor:
         self._looks_at = now + INTERVAL
         readers = self._holds.readers()
         lags = dict.fromkeys(readers, 0)
-        for client, shards in figures.items():
+        for client, shards in sizes.items():
             for index, one in shards.items():
                 for name, (places, owner) in readers.items():
                     place = places.get((client, index))

@@ -64,7 +64,7 @@ class Peer:
 
 
 class ConnectionTable(Handle):
-    """Counts present connections, in all and by address; "" stands for all. Used by the gate's thread and by handlers' threads."""
+    """Counts present connections, in all and by address; "" stands for all. Used by the proxy's thread and by handlers' threads."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits

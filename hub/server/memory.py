@@ -1,8 +1,8 @@
 """The limit of Arrow's memory in this process, which holds before anything is decoded.
 
 A compressed batch declares its size itself, and Arrow allocates that much before any other code can check it. So all of Arrow's memory in a
-hub comes from one range of addresses, which its allocator, mimalloc, reserves when it is loaded, and may not leave. An allocation beyond
-it is a MemoryError of that batch alone. Addresses that were never written to cost no memory.
+hub comes from one range of addresses. Its allocator, mimalloc, reserves the range when it is loaded, and may not leave it. An allocation
+beyond it is a MemoryError of that batch alone. Addresses that were never written to cost no memory.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kvspool import system
 
 LEAST = 64 << 20  # bytes that a hub needs at least
 _TRIAL = 1 << 20  # bytes
-_BESIDE = 1 << 30  # bytes of addresses for other uses: libraries, thread stacks
+_EXTRA = 1 << 30  # bytes of addresses for other uses: libraries, thread stacks
 
 # The names of mimalloc's option since version 2.1, and before.
 _NO_MORE = ("MIMALLOC_DISALLOW_OS_ALLOC", "MIMALLOC_LIMIT_OS_ALLOC")
@@ -23,7 +23,7 @@ _NO_MORE = ("MIMALLOC_DISALLOW_OS_ALLOC", "MIMALLOC_LIMIT_OS_ALLOC")
 def half_of_all() -> int:
     """Return half of this machine's memory, in bytes; less if a process may not have so many addresses."""
     size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    while size > LEAST and not _can_be_had(size + _BESIDE):
+    while size > LEAST and not _can_be_had(size + _EXTRA):
         size //= 2
     return max(LEAST, size)
 

@@ -1,28 +1,28 @@
-"""The gate: a TCP proxy that accepts the hub's connections, limits the cost of each, and relays their bytes unread.
+"""A TCP proxy that accepts the hub's connections, limits the cost of each, and relays their bytes unread.
 
-The hub's server is an Arrow Flight server. That can't limit the number, duration or volume of connections, keeps its certificates for its
-whole life, and waits forever for a call whose client sends nothing. The gate adds these limits:
+The hub's server is an Arrow Flight server. That can't limit the number, duration or volume of connections, and keeps its certificates for
+its whole life. It waits forever for a call whose client sends nothing. The proxy adds these limits:
 
-    client --- TLS ---> gate ---> server, on its own loopback port or unix socket
-                         ^           |
-                         `-----------' reports of the handlers: the caller's identity, and processed batches
+    client --- TLS ---> proxy ---> server, on its own loopback port or unix socket
+                          ^           |
+                          `-----------' reports of the handlers: the caller's identity, and processed batches
 
   - Limits: see `Limits`. Connections beyond them are refused, or cut by a reset, with a `Reason`.
-  - Certificates: TLS is relayed without decryption. Start a second server with new certificates and `retarget` the gate to it; existing
+  - Certificates: TLS is relayed without decryption. Start a second server with new certificates and `retarget` the proxy to it. Existing
     connections stay with the first one, which ends after they have ended.
   - Shutdown: `close` waits for connections to end, then cuts them, which ends every call of the server.
 
-One thread does all of this; an idle connection costs two descriptors and no thread. The gate never reads bytes that it can't relay. So the
+One thread does all of this; an idle connection costs two descriptors and no thread. The proxy never reads bytes that it can't relay. So the
 server's back-pressure reaches the client, and a slow reader stops only its own connection. An end of stream in one direction is relayed
 as such, and a reset as a reset: truncated bytes never look like an end.
 
-A handler finds its connection by `proxy.connection(context.peer())`: the server's peer is the gate's own address, which differs for each
-connection. That works for both kinds of target (on a unix socket the gate gives each of its ends a name, because a nameless one would
-appear as "unix:" alone), but Flight speaks TLS only over TCP. None means that the call didn't come through the gate, as a local user's
+A handler finds its connection by `proxy.connection(context.peer())`: the server's peer is the proxy's own address, which differs for each
+connection. That works for both kinds of target, but Flight speaks TLS only over TCP. On a unix socket the proxy gives each of its ends a
+name, because a nameless one would appear as "unix:" alone. None means that the call didn't come through the proxy, as a local user's
 on a loopback port: refuse it.
 
-The gate cannot detect a single slow message: through TLS it looks like the pings of an idle client. Several calls of one client may share a
-connection. Each processed message allows only as many new bytes as it had, so that many small messages of one call don't allow a huge
+The proxy cannot detect a single slow message: through TLS it looks like the pings of an idle client. Several calls of one client may
+share a connection. Each processed message allows only as many new bytes as it had. So many small messages of one call don't allow a huge
 one of another.
 """
 
@@ -53,7 +53,7 @@ Target = Address | str  # of a server: its address, or the path of its unix sock
 
 _BACKLOG = 512  # connections that the kernel queues until they are accepted
 _ACCEPTED_AT_ONCE = 64  # then present connections have their turn
-_BESIDE = 1024  # bytes of a message on the wire in addition to its own: headers, and those of Arrow, HTTP/2 and TLS
+_EXTRA = 1024  # bytes of a message on the wire in addition to its own: headers, and those of Arrow, HTTP/2 and TLS
 _PATIENCE = 60  # times `idle_seconds` for which a reader of a stream may be silent: it may be processing records
 _FIRST_BYTES = 1 << 16  # from an unauthenticated client, at once; the first message of a shipper has at most half of that
 _FIRST_RATE = 1 << 20  # bytes a second that it may send after those
@@ -67,7 +67,7 @@ _logger = logging.getLogger("kvspool")
 
 
 class ProxyStats(msgspec.Struct, frozen=True):
-    """Statistics of a gate since its start. Bytes in are those that clients sent."""
+    """Statistics of a proxy since its start. Bytes in are those that clients sent."""
 
     open: int
     unauthenticated: int
@@ -79,10 +79,10 @@ class ProxyStats(msgspec.Struct, frozen=True):
 
 
 class ProxiedConnection(Handle):
-    """A client's connection to the server through the gate. Handlers get it from `TcpProxy.connection`, and may use it in any thread."""
+    """A client's connection to the server through the proxy. Handlers get it from `TcpProxy.connection`, and may use it in any thread."""
 
     def __init__(self, proxy: TcpProxy, remote_peer: Peer, client: socket.socket, server: socket.socket, peer: str) -> None:
-        """Created only by the gate."""
+        """Created only by the proxy."""
         self.peer = peer  # the peer's name at the server
         self.remote_peer = remote_peer
         self.client, self.server = client, server
@@ -116,7 +116,7 @@ class ProxiedConnection(Handle):
         Call it for a sent batch as well, with the few bytes by which the client receives it.
         """
         with self._lock:
-            self._dealt_with = min(self.inward.count, self._dealt_with + size + (size >> 8) + _BESIDE)
+            self._dealt_with = min(self.inward.count, self._dealt_with + size + (size >> 8) + _EXTRA)
 
     @contextmanager
     def streaming(self) -> Iterator[None]:
@@ -173,10 +173,10 @@ class TcpProxy(Handle):
         limits: Limits | None = None,
         on_event: Callable[[Reason, Address], None] | None = None,
     ) -> None:
-        """Prepare a gate that listens at an IP address and port, and relays to another one, or to the path of a unix socket.
+        """Prepare a proxy that listens at an IP address and port, and relays to another one, or to the path of a unix socket.
 
-        Port 0 means any free port. `on_event` is called for each refused or cut connection, in the gate's thread: it must be quick, and
-        may not close the gate. Raises ValueError for addresses that are no IP addresses.
+        Port 0 means any free port. `on_event` is called for each refused or cut connection, in the proxy's thread: it must be quick, and
+        may not close the proxy. Raises ValueError for addresses that are no IP addresses.
         """
         self.limits = limits or Limits()
         self._listen_at = listen
@@ -200,10 +200,10 @@ class TcpProxy(Handle):
     def start(self) -> TcpProxy:
         """Listen, set `address`, and begin to relay; a second call has no effect.
 
-        Raises OSError with the address if it can't be listened on; Closed if the gate was closed.
+        Raises OSError with the address if it can't be listened on; Closed if the proxy was closed.
         """
         if self._ends_at is not None:
-            raise Closed("the gate was closed; create a new one")
+            raise Closed("the proxy was closed; create a new one")
         if self._thread is not None:
             return self
         self._now = self._next_tick = system.port.monotonic()
@@ -216,7 +216,7 @@ class TcpProxy(Handle):
             self._carriers = Carriers()
             undo.pop_all()
         self.address: Address = self._listener.getsockname()[:2]
-        self._thread = threading.Thread(target=self._run, name="gate", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
         self._thread.start()
         return self
 
@@ -225,7 +225,7 @@ class TcpProxy(Handle):
         self._target = _checked(target)
 
     def connection(self, peer: str) -> ProxiedConnection | None:
-        """Return the connection of a call, by its `context.peer()`; None if it didn't come through this gate, or has ended."""
+        """Return the connection of a call, by its `context.peer()`; None if it didn't come through this proxy, or has ended."""
         return self._connections.get(peer)
 
     def cut(self, name: str, reason: Reason) -> None:
@@ -260,7 +260,7 @@ class TcpProxy(Handle):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # Everything below runs in the gate's thread.
+    # Everything below runs in the proxy's thread.
 
     def _run(self) -> None:
         # A write to a socket that its peer has closed raises a signal, which `splice` can't suppress.
@@ -342,7 +342,7 @@ class TcpProxy(Handle):
                 continue
             except OSError as error:
                 # Waiting clients stay in the kernel's queue, which would wake us again at once; so pause for a moment.
-                _logger.warning("the gate accepts no connections for a moment: %s", error)
+                _logger.warning("the proxy accepts no connections for a moment: %s", error)
                 self._rest()
                 return
             self._accepted += 1
@@ -452,7 +452,7 @@ class TcpProxy(Handle):
     # Departures.
 
     def _do_soon(self, connection: ProxiedConnection, reason: Reason | None) -> None:
-        """In any thread: make the gate's thread cut a connection; without a reason, resume reading from a delayed client."""
+        """In any thread: make the proxy's thread cut a connection; without a reason, resume reading from a delayed client."""
         self._to_do.append((connection, reason))
         self._wakeup.ring()
 
@@ -501,7 +501,7 @@ class TcpProxy(Handle):
 
 
 class _Wakeup(Handle):
-    """Wakes the gate's thread; can be rung by any thread, at any time."""
+    """Wakes the proxy's thread; can be rung by any thread, at any time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -542,7 +542,7 @@ def _listen(address: Address) -> socket.socket:
     try:
         listener = socket.create_server(address, family=family, backlog=_BACKLOG)
     except OSError as error:
-        error.add_note(f"while the gate tried to listen at {address[0]} port {address[1]}")
+        error.add_note(f"while the proxy tried to listen at {address[0]} port {address[1]}")
         raise
     listener.setblocking(False)
     return listener

@@ -21,7 +21,7 @@ from pyarrow import flight
 from hub.errors import Fenced, HubError, HubFull, Malformed, NotAllowed, NotFound, QuotaExceeded, ShardDamaged, Unexpected
 from hub.protocol import reading
 from hub.protocol.ingest import VERSION, Level
-from hub.protocol.reading import LONGEST_WAIT, Beside, ClientState, Query, ServerInfo, ShardState, Since, Ticket
+from hub.protocol.reading import LONGEST_WAIT, BatchMetadata, ClientState, Query, ServerInfo, ShardState, Since, Ticket
 from hub.root import columns
 from hub.root.store import generations
 from hub.server.reads import Reads, Stream, gone
@@ -32,7 +32,8 @@ from kvspool.journal import Journal
 from kvspool.options import TIMEOUT
 from kvspool.record import Gap
 from kvspool.system.handles import Handle
-from shard.shardset import Log, open_shard
+from shard.merged import Log
+from shard.shardset import open_shard
 
 LARGEST_CRITERIA = 200  # bytes
 BATCH_BYTES = 2 << 20  # of the values of a batch: a tenth less work than with half of it, and hardly less with more
@@ -167,13 +168,13 @@ class ReadService(Handle):
                     if self._is_closing:
                         raise HubFull("the hub is shutting down", 1.0)
                     if isinstance(item, Gap):
-                        yield nothing, _encode(Beside(gap=reading.gap_note(item)))
+                        yield nothing, _encode(BatchMetadata(gap=reading.gap_note(item)))
                     elif "sequence" in schema.names:
                         yield item.select(schema.names)
                     else:
-                        yield item.select(schema.names), _encode(Beside(first=item.column("sequence")[0].as_py()))
+                        yield item.select(schema.names), _encode(BatchMetadata(first=item.column("sequence")[0].as_py()))
                     sent(0 if isinstance(item, Gap) else item.nbytes)
-                yield nothing, _encode(Beside(next=source.next))
+                yield nothing, _encode(BatchMetadata(next=source.next))
 
 
 class _Reading:

@@ -28,14 +28,14 @@ class Reads(Handle):
         self._most = most
         self._patience = patience
         self._streams: set[Stream] = set()
-        self._held = 0
+        self._unread = 0
         self._reading = 0
         self._changed = threading.Condition()
 
     @property
-    def held(self) -> int:
+    def unread(self) -> int:
         """Return how many bytes were sent and not received."""
-        return self._held
+        return self._unread
 
     @contextmanager
     def stream(self, is_over: Callable[[], bool] = lambda: False, cut: Callable[[], object] = lambda: None) -> Iterator[Stream]:
@@ -48,7 +48,7 @@ class Reads(Handle):
         finally:
             with self._changed:
                 self._streams.discard(stream)
-            self.hold(stream, 0)
+            self.count_unread(stream, 0)
 
     @contextmanager
     def turn(self, stream: Stream) -> Iterator[None]:
@@ -69,21 +69,21 @@ class Reads(Handle):
                 self._reading -= 1
                 self._changed.notify_all()
 
-    def hold(self, stream: Stream, size: int) -> None:
+    def count_unread(self, stream: Stream, size: int) -> None:
         """Count bytes of a stream as sent and not received."""
         with self._changed:
-            self._held += size - stream.held
-            stream.held = size
+            self._unread += size - stream.unread
+            stream.unread = size
             stream.since = system.port.monotonic()
             self._changed.notify_all()
 
     def _may_read(self) -> bool:
-        return self._reading < AT_ONCE and (self._held < self._most or not self._held)
+        return self._reading < AT_ONCE and (self._unread < self._most or not self._unread)
 
     def _cut_slowest(self) -> None:
         """Cut the longest stalled reader, if it exceeds the limit. Its stream ends soon, and is not chosen again."""
-        holding = [stream for stream in self._streams if stream.held]
-        if self._held >= self._most and holding:
+        holding = [stream for stream in self._streams if stream.unread]
+        if self._unread >= self._most and holding:
             slowest = min(holding, key=lambda stream: stream.since)
             now = system.port.monotonic()
             if now - slowest.since > self._patience:
@@ -97,7 +97,7 @@ class Stream:
     def __init__(self, reads: Reads, is_over: Callable[[], bool], cut: Callable[[], object]) -> None:
         self.is_over = is_over
         self.cut = cut
-        self.held = 0
+        self.unread = 0
         self.since = 0.0
         self._reads = reads
 
@@ -107,7 +107,7 @@ class Stream:
 
         Raises HubFull if the reader is gone.
         """
-        self._reads.hold(self, 0)
+        self._reads.count_unread(self, 0)
         if self.is_over():
             raise gone()
         with self._reads.turn(self):
@@ -115,7 +115,7 @@ class Stream:
 
     def sends(self, size: int) -> None:
         """Note that a batch of `size` bytes is about to be sent."""
-        self._reads.hold(self, size)
+        self._reads.count_unread(self, size)
 
 
 def gone() -> HubFull:

@@ -22,10 +22,10 @@ EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOS
 
 
 class Carrier(Protocol):
-    """A buffer for bytes in transit: `held` is their number. Both calls raise BlockingIOError instead of waiting."""
+    """A buffer for bytes in transit: `buffered` is their number. Both calls raise BlockingIOError instead of waiting."""
 
     @property
-    def held(self) -> int: ...
+    def buffered(self) -> int: ...
 
     def fill(self, source: socket.socket, limit: int) -> int:
         """Read from the source into the empty buffer. Return the number of bytes, at most `limit`; 0: the source has ended."""
@@ -40,17 +40,17 @@ class Pipe:
     """Moves bytes inside the kernel. Raises OSError without descriptors."""
 
     def __init__(self) -> None:
-        self.held = 0
+        self.buffered = 0
         self._out, self._in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         with suppress(OSError):  # if the kernel refuses a larger pipe, it keeps its size
             fcntl.fcntl(self._in, fcntl.F_SETPIPE_SZ, CHUNK)
 
     def fill(self, source: socket.socket, limit: int) -> int:
-        self.held = os.splice(source.fileno(), self._in, min(limit, CHUNK), flags=os.SPLICE_F_NONBLOCK)
-        return self.held
+        self.buffered = os.splice(source.fileno(), self._in, min(limit, CHUNK), flags=os.SPLICE_F_NONBLOCK)
+        return self.buffered
 
     def drain(self, sink: socket.socket) -> None:
-        self.held -= os.splice(self._out, sink.fileno(), self.held, flags=os.SPLICE_F_NONBLOCK)
+        self.buffered -= os.splice(self._out, sink.fileno(), self.buffered, flags=os.SPLICE_F_NONBLOCK)
 
     def close(self) -> None:
         os.close(self._in)
@@ -64,7 +64,7 @@ class Buffer:
         self._data = memoryview(b"")
 
     @property
-    def held(self) -> int:
+    def buffered(self) -> int:
         return len(self._data)
 
     def fill(self, source: socket.socket, limit: int) -> int:
@@ -96,7 +96,7 @@ class Carriers:
 
     def give_back(self, carrier: Carrier) -> None:
         """Take back a carrier, which may hold bytes that are no longer needed."""
-        if isinstance(carrier, Pipe) and not carrier.held and len(self._spare) < SPARE_PIPES:
+        if isinstance(carrier, Pipe) and not carrier.buffered and len(self._spare) < SPARE_PIPES:
             self._spare.append(carrier)
         else:
             carrier.close()
@@ -145,7 +145,7 @@ class Relay:
         carrier = self._carrier
         if carrier is not None:
             try:
-                while carrier.held:
+                while carrier.buffered:
                     carrier.drain(self.sink)
             except BlockingIOError:
                 return False

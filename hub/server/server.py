@@ -1,8 +1,8 @@
 """The hub over the network: an Arrow Flight server that stores shippers' records and serves them to readers. Needs the extra `hub`.
 
-    client --- TLS ---> gate ---> backend, a Flight server of its own ---> intake, outlet ---> store
+    client --- TLS ---> proxy ---> backend, a Flight server of its own ---> ingest, read service ---> store
 
-The gate limits the cost of connections; see `hub.server.proxy`. A backend keeps its certificates for its whole life: new certificates
+The proxy limits the cost of connections; see `hub.server.proxy`. A backend keeps its certificates for its whole life: new certificates
 start a new backend, and the old one ends with its last connection.
 """
 
@@ -101,7 +101,7 @@ class _Backend(flight.FlightServerBase, Handle):  # type: ignore[misc]
 
     @property
     def target(self) -> Target:
-        """Return the address for the gate."""
+        """Return the address for the proxy."""
         return ("127.0.0.1", self.port) if self._socket is None else f"/proc/self/fd/{self._socket.number}"
 
     def end(self) -> None:
@@ -134,7 +134,7 @@ class _Backend(flight.FlightServerBase, Handle):  # type: ignore[misc]
         def list_them(caller: Standing, _: ProxiedConnection) -> Iterator[flight.FlightInfo]:
             return self._hub.read_service.flights(criteria, self._hub.listing_right(caller), context.is_cancelled)
 
-        return self._tell(context, len(criteria), list_them)
+        return self._answer_once(context, len(criteria), list_them)
 
     def get_flight_info(self, context: Any, descriptor: Any) -> flight.FlightInfo:
         """Return the description of a client."""
@@ -143,20 +143,20 @@ class _Backend(flight.FlightServerBase, Handle):  # type: ignore[misc]
         def say(caller: Standing, _: ProxiedConnection) -> flight.FlightInfo:
             return self._hub.read_service.info(descriptor, self._hub.reading_right(caller), context.is_cancelled)
 
-        return self._tell(context, size, say)
+        return self._answer_once(context, size, say)
 
     def do_get(self, context: Any, ticket: Any) -> flight.FlightDataStream:
         """Serve the records of a shard."""
 
         def read(caller: Standing, connection: ProxiedConnection) -> flight.FlightDataStream:
-            self._hub.authentication.held(context).enter_context(connection.streaming())
+            self._hub.authentication.resources(context).enter_context(connection.streaming())
             # For each batch a client sends a few bytes; more than one byte for each 256 would be abnormal.
             right = self._hub.reading_right(caller)
             return self._hub.read_service.read(
                 ticket.ticket, right, lambda size: connection.progress(size >> 8), context.is_cancelled, connection.close
             )
 
-        return self._tell(context, len(ticket.ticket), read)
+        return self._answer_once(context, len(ticket.ticket), read)
 
     def list_actions(self, context: Any) -> list[tuple[str, str]]:
         """Return the list of actions."""
@@ -165,21 +165,21 @@ class _Backend(flight.FlightServerBase, Handle):  # type: ignore[misc]
     def do_action(self, context: Any, action: Any) -> Any:
         """Answer a question about the whole hub."""
         asked = action.type, action.body.to_pybytes()
-        return self._tell(context, len(asked[1]), lambda caller, _: self._hub.act(caller, *asked, context.is_cancelled))
+        return self._answer_once(context, len(asked[1]), lambda caller, _: self._hub.act(caller, *asked, context.is_cancelled))
 
-    def _tell(self, context: Any, size: int, tell: Callable[[Standing, ProxiedConnection], Any]) -> Any:
+    def _answer_once(self, context: Any, size: int, reply: Callable[[Standing, ProxiedConnection], Any]) -> Any:
         """Answer a reading call with a request of `size` bytes; it counts as one of its caller's calls until the last answer is sent."""
 
         def answer(caller: Standing, connection: ProxiedConnection) -> Any:
-            held = self._hub.authentication.held(context)
-            held.callback(connection.progress, size)
-            held.enter_context(self._hub.meters.of(caller.principal.name, caller.principal.quota).call(connection))
-            return tell(caller, connection)
+            resources = self._hub.authentication.resources(context)
+            resources.callback(connection.progress, size)
+            resources.enter_context(self._hub.meters.of(caller.principal.name, caller.principal.quota).call(connection))
+            return reply(caller, connection)
 
         return self._answer(context, answer)
 
     def _answer(self, context: Any, answer: Callable[[Standing, ProxiedConnection], Any]) -> Any:
-        """Answer a call of an authenticated caller that came through the gate."""
+        """Answer a call of an authenticated caller that came through the proxy."""
         principal = self._hub.authentication.principal(context)
         connection = self._hub.proxy.connection(context.peer())
         if connection is None:
@@ -326,7 +326,7 @@ class HubServer(Handle):
         if self._backend is not None:
             self.proxy.close(grace)
             self._backend.end()
-        self.calls.settle(at_once=True)
+        self.calls.restore_switch_interval(at_once=True)
         self.store.close()
 
     def _remote(self, peer: str) -> str:
@@ -391,17 +391,17 @@ class HubServer(Handle):
             self.meters.of(principal.name, principal.quota).stored = stored[principal.name]
 
     def _look_at_threads(self) -> None:
-        self.calls.settle()
+        self.calls.restore_switch_interval()
         if self._threads is not None:
             self._threads.look()
 
     def _look_at_readers(self) -> None:
-        self.lag_monitor.look(self.store.figures())
+        self.lag_monitor.look(self.store.sizes())
         self.pipelines.look()
 
     def _stored(self) -> dict[str, int]:
         """Return the counted bytes of each client."""
-        return {client: sum(one.used for one in shards.values()) for client, shards in self.store.figures().items()}
+        return {client: sum(one.used for one in shards.values()) for client, shards in self.store.sizes().items()}
 
     # Maintenance.
 
@@ -439,25 +439,25 @@ class HubServer(Handle):
     def _client_statuses(self) -> list[ClientStatus]:
         writers = self.authentication.access.writers()
         found = []
-        for name, shards in self.store.figures().items():
+        for name, shards in self.store.sizes().items():
             client = self.clients.of(name)
             found.append(
                 ClientStatus(
                     client=name,
-                    bits=max(figures.bits for figures in shards.values()),
+                    bits=max(sizes.bits for sizes in shards.values()),
                     shards=[
                         ShardStatus(
                             index=index,
-                            generation=figures.generation,
-                            first_sequence=figures.first,
-                            next_sequence=figures.next,
-                            records=max(0, figures.next - figures.first),
-                            used=figures.used,
+                            generation=sizes.generation,
+                            first_sequence=sizes.first,
+                            next_sequence=sizes.next,
+                            records=max(0, sizes.next - sizes.first),
+                            used=sizes.used,
                             lost=client.lost[index],
-                            last_timestamp=figures.last_timestamp,
+                            last_timestamp=sizes.last_timestamp,
                             behind=client.behind(index),
                         )
-                        for index, figures in sorted(shards.items())
+                        for index, sizes in sorted(shards.items())
                     ],
                     connections=client.connections,
                     last_seen=client.last_seen,

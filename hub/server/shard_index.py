@@ -24,7 +24,8 @@ from kvspool.options import TIMEOUT
 from kvspool.system.handles import Handle
 from shard import descriptors, route
 from shard.errors import ShardError
-from shard.shardset import Log, open_shard
+from shard.merged import Log
+from shard.shardset import open_shard
 
 LOOK = 0.25  # seconds between two checks of all shards
 REST = 10  # times the duration of such a check, before the next one
@@ -160,7 +161,7 @@ class ShardIndex(Handle):
         for key in [key for key in self._states if key not in self._paths]:
             del self._states[key]
         for key in [key for key in self._logs if key not in self._paths]:
-            self._let_go(key)
+            self._close_log(key)
 
     def _state(self, key: Key, bits: int, path: Path) -> ShardState:
         """Check one shard. Its end is read first, so that the generations describe all records before it."""
@@ -174,7 +175,7 @@ class ShardIndex(Handle):
                 if key not in self._logs:
                     log.close()
         except (KvspoolError, OSError) as error:
-            self._let_go(key)
+            self._close_log(key)
             if is_scarce(error):
                 raise  # not an error of the shard
             return ShardState(key[0], bits, key[1], 0, 0, [], shown(error, self.root))
@@ -183,7 +184,7 @@ class ShardIndex(Handle):
         """Return the log of a shard, reopened if it was recreated; it is kept open if there are not too many."""
         identity = system.port.identity(path)
         if key in self._logs and self._logs[key][0] != identity:
-            self._let_go(key)
+            self._close_log(key)
         if key in self._logs:
             return self._logs[key][1]
         log = open_shard(path, TIMEOUT)
@@ -191,7 +192,7 @@ class ShardIndex(Handle):
             self._logs[key] = identity, log
         return log
 
-    def _let_go(self, key: Key) -> None:
+    def _close_log(self, key: Key) -> None:
         if key in self._logs:
             self._logs.pop(key)[1].close()
 

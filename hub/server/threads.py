@@ -16,7 +16,7 @@ import threading
 from kvspool import system
 from kvspool.system.handles import Handle
 
-OWN = 96  # threads of the hub itself: gRPC, the gate, the housekeeping, the page
+OWN = 96  # threads of the hub itself: gRPC, the proxy, the housekeeping, the page
 SPARE = 160  # threads for calls about to be refused, and for new ones
 STEP = 64  # calls between two changes of the limit
 _logger = logging.getLogger("kvspool.hub")

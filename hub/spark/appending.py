@@ -9,9 +9,9 @@ not on the order; otherwise a repeated row might go to another shard.
 
 **Order.** Rows of a key keep the task's order, unless some were appended before the task was repeated in another order.
 
-**Memory.** Rows stay as Arrow batches, up to a limit. More rows go to a temporary file, accessible only to its owner and unlinked before
-it is written, and are read from it through the page cache. Batches with several topics are first sorted by topic, so that the rows of
-each topic are a slice, not a copy.
+**Memory.** Rows stay as Arrow batches, up to a limit. More rows go to a temporary file, and are read from it through the page cache. The
+file is accessible only to its owner, and unlinked before it is written. Batches with several topics are first sorted by topic, so that the
+rows of each topic are a slice, not a copy.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import WriterCommitMessage
 
 from hub.spark.target import LEFT_OUT, SinkTarget, SparkSinkError
-from hub.spark.workers import settle
+from hub.spark.workers import freeze_modules
 from kvspool.producers import Pieces
 from kvspool.system.handles import Handle, close_all
 from shard import ShardSet
+from shard.merged import Log
 from shard.producers import grouped, int32s, laid_out, shards_of
-from shard.shardset import Log
 
 if TYPE_CHECKING:
     import pyarrow
@@ -50,7 +50,7 @@ class Appended(WriterCommitMessage):
     """The result of one task.
 
     records: rows of the task; repeated: rows that an earlier attempt had appended; producer: its name; shards: the shards of its rows, by
-    topic and number, each with the other producers of the query that had appended rows of this batch before.
+    topic and number, each with the other producers of the query that had appended rows of this batch.
     """
 
     records: int
@@ -67,7 +67,7 @@ def append(
     began: start of this attempt at the batch, ns since 1970. keep: hours for which a shard keeps the account at least if its table is full;
     0: seven days.
 
-    Raises SinkError for a row that can't be written, and the errors of appending: rows appended by then are in the accounts.
+    Raises SparkSinkError for a row that can't be written, and the errors of appending: rows appended by then are in the accounts.
     """
     topics: dict[str, _Topic] = {}
     records = 0
@@ -84,7 +84,7 @@ def append(
                 repeated, done.shards[topic] = gathered.append(producer, batch, began, keep)
                 done.repeated += repeated
             topics.clear()  # its slices of the file are released before the file
-        settle()
+        freeze_modules()
         return done
     finally:
         close_all(gathered.shards for gathered in topics.values())
@@ -169,7 +169,7 @@ class _Topic:
         self.pieces: dict[int, Pieces] = {}
 
     def add(self, rows: pyarrow.RecordBatch) -> None:
-        """Add rows, without a copy. Raises SinkError, ValueError for values that can't be stored."""
+        """Add rows, without a copy. Raises SparkSinkError, ValueError for values that can't be stored."""
         stored = rows.select([name for name in STORED if name in rows.schema.names])
         columns = laid_out(self.shards, stored, self._target.codec)
         count = len(self.shards.shards)
@@ -179,8 +179,8 @@ class _Topic:
     def append(self, name: str, batch: int, began: int, keep: int) -> tuple[int, dict[int, list[str]]]:
         """Append the gathered rows, and close the shards.
 
-        Return how many records of complete parts were already stored, and by shard the other producers that had appended to the batch
-        before this attempt began. Raises SinkError for a stored part with another number of rows.
+        Return how many records of complete parts were already stored. Also return, by shard, the other producers that had appended to the
+        batch before this attempt. Raises SparkSinkError for a stored part with another number of rows.
         """
         repeated = 0
         others = {}
@@ -207,7 +207,7 @@ class _Topic:
         return repeated, others
 
     def _check_count(self, stored: int, pieces: Pieces, shard: int, producer: str, batch: int) -> None:
-        """Raise SinkError if a stored part has another number of rows than now, or belongs to a batch before the last one.
+        """Raise SparkSinkError if a stored part has another number of rows than now, or belongs to a batch before the last one.
 
         The account of such an earlier batch no longer exists.
         """

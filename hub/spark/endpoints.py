@@ -73,8 +73,8 @@ class Backoff:
     def _given_up(self, error: Exception, seconds: float) -> Exception:
         if isinstance(error, HubFull | QuotaExceeded):
             return type(error)(f"[KVSPOOL_HUB_REFUSES] {self._endpoint.location} has answered for {seconds:.0f} s: {error}")
-        told = f"[KVSPOOL_HUB_UNREACHABLE] {self._endpoint.location} has been unreachable for {seconds:.0f} s: {error}"
-        return Unreachable(f"{told}; start it, check the network, or increase the option hubTimeout")
+        words = f"[KVSPOOL_HUB_UNREACHABLE] {self._endpoint.location} has been unreachable for {seconds:.0f} s: {error}"
+        return Unreachable(f"{words}; start it, check the network, or increase the option hubTimeout")
 
     def pause(self) -> None:
         """Wait until the next attempt is due."""

@@ -1,8 +1,8 @@
 """Shards on this host: one log, the shard sets under a root, or the clients of a hub root.
 
-The driver keeps the logs open and checks them often. Without changes that costs a few loads for a spool, and three `stat` for a journal:
-a directory is listed again only after its modification time has changed. A task opens a log by its path, takes no lock, and keeps a
-spool open for the next task of its process.
+The driver keeps the logs open and checks them often. Without changes that costs a few loads for a spool, and three `stat` for a journal. A
+directory is listed again only after its modification time has changed. A task opens a log by its path, takes no lock, and keeps a spool
+open for the next task of its process.
 
 **New and removed logs.** The next look finds a new client or shard; a set that is being created is read as far as it exists. A removed one
 is missing from the next look. If another log replaces one, its id differs. A resized spool is the same log.
@@ -20,7 +20,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hub.root.file_version import UNSETTLED, FileVersion
+from hub.root.file_version import UNSTABLE, FileVersion
 from hub.spark.errors import DataLossError
 from hub.spark.selection import ALL, Selection
 from hub.spark.shards import Extent, ShardKey, ShardRange
@@ -32,7 +32,8 @@ from kvspool.opening import logs
 from kvspool.options import TIMEOUT, Isolation
 from kvspool.system.handles import close_all
 from shard import route
-from shard.shardset import Log, open_shard
+from shard.merged import Log
+from shard.shardset import open_shard
 
 if TYPE_CHECKING:
     import pyarrow
@@ -97,7 +98,7 @@ def close_logs() -> None:
 
 
 class LocalShards:
-    """The shards at a path; see `Shards`. Use it in one thread of one process."""
+    """The shards at a path; see `SparkShards`. Use it in one thread of one process."""
 
     def __init__(
         self, path: Path, selection: Selection = ALL, *, reader: str | None = None, isolation: Isolation = "appended"
@@ -135,7 +136,7 @@ class LocalShards:
             raise PermissionError(error.errno, words, error.filename or str(self.path)) from None
 
     def look(self) -> dict[ShardKey, Extent]:
-        """See `Shards.look`. Raises LogNotFound for a removed log or root, ShardError for shards that form no set."""
+        """See `SparkShards.look`. Raises LogNotFound for a removed log or root, ShardError for shards that form no set."""
         if self._names is None:
             self._only().refresh()
         else:
@@ -164,7 +165,7 @@ class LocalShards:
                 look.refresh()
 
     def sequence_at(self, key: ShardKey, timestamp: int) -> int | None:
-        """See `Shards.sequence_at`. Raises OutOfRange for a format whose records have no times."""
+        """See `SparkShards.sequence_at`. Raises OutOfRange for a format whose records have no times."""
         log = self._log(key)
         moment = EPOCH + timedelta(microseconds=timestamp // 1000)
         for record in log.read(moment, on_gap="skip", isolation=self._isolation):
@@ -173,11 +174,11 @@ class LocalShards:
         return None
 
     def has_ordered_times(self, key: ShardKey) -> bool:
-        """See `Shards.has_ordered_times`."""
+        """See `SparkShards.has_ordered_times`."""
         return isinstance(self._log(key), Spool)
 
     def range(self, key: ShardKey, first: int, end: int) -> LocalRange:
-        """See `Shards.range`."""
+        """See `SparkShards.range`."""
         log = self._log(key)
         return LocalRange(key, log.log_id.hex(), first, end, str(self._looks[key].path))
 
@@ -188,7 +189,7 @@ class LocalShards:
         return log
 
     def commit(self, ends: Mapping[ShardKey, int]) -> None:
-        """See `Shards.commit`. On disk on return, except for a spool's own reader; see `kvspool.spool.reader`.
+        """See `SparkShards.commit`. On disk on return, except for a spool's own reader; see `kvspool.spool.reader`.
 
         Raises ReaderBusy, PermissionError.
         """
@@ -224,7 +225,7 @@ class LocalShards:
             reader.commit()
 
     def close(self) -> None:
-        """See `Shards.close`."""
+        """See `SparkShards.close`."""
         looks, self._looks = self._looks, {}
         close_all(looks.values())
 
@@ -257,7 +258,7 @@ class _Names:
         if version == self._version and (is_all_there and self._is_plain or system.port.monotonic() < self._again_at):
             return None
         found = self._found()
-        self._version = version if version.is_settled else None
+        self._version = version if version.is_stable else None
         self._again_at = system.port.monotonic() + AGAIN
         return found
 
@@ -339,7 +340,7 @@ class _Look:
         segments = log.segments_apart()
         self._paths = [segments.directory, log.format.lock_file(log.path), segments.path_of(log.bases()[-1])]
         versions = [directory, *map(FileVersion.of, self._paths[1:])]  # taken before the look: the next one sees later changes
-        self._versions = [version if version is None or version.is_settled else UNSETTLED for version in versions]
+        self._versions = [version if version is None or version.is_stable else UNSTABLE for version in versions]
         return self._noted(*log.extent(isolation))
 
     def close(self) -> None:

@@ -6,9 +6,9 @@
 The end of a query's first micro-batch also stores, under "/from", the beginning of that batch. Spark stores only ends. To repeat the
 batch, it asks a new process where the query starts, and by then "latest" and times would give another answer.
 
-A query adds the first digits of each log's id under a name that is no topic, so that a recreated log under a checkpoint is detected even
-if its sequences look right; a log without an id has no entry. The numbers stay plain numbers, for programs that compute a lag from a
-progress report. A user's JSON may include the ids, for example copied from such a report.
+A query adds the first digits of each log's id under a name that is no topic. So a recreated log under a checkpoint is detected even if its
+sequences look right; a log without an id has no entry. The numbers stay plain numbers, for programs that compute a lag from a progress
+report. A user's JSON may include the ids, for example copied from such a report.
 
 Keys are always in the same order: Spark compares offsets as text, and treats any other order as new records.
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from hub.spark.options import ReadOptions
-from hub.spark.shards import Shards
+from hub.spark.shards import SparkShards
 
 
-def open_shards(options: ReadOptions, columns: frozenset[str] | None = None) -> Shards:
+def open_shards(options: ReadOptions, columns: frozenset[str] | None = None) -> SparkShards:
     """Return the shards that the options name, for the driver; the caller closes them.
 
     columns: columns of `kvspool.arrow.SCHEMA` that tasks need, at least; None for all. A hub sends no others. Raises LogNotFound,

@@ -285,14 +285,14 @@ def _topics(name: str, topics: list[str]) -> frozenset[str]:
 
 
 def _assigned(text: str) -> frozenset[ShardKey]:
-    told = f'option assign is JSON such as {{"topic": [0, 1]}}, not {text!r}'
+    message = f'option assign is JSON such as {{"topic": [0, 1]}}, not {text!r}'
     shards: set[ShardKey] = set()
-    for topic, partitions in _json(text, told).items():
+    for topic, partitions in _json(text, message).items():
         if not isinstance(partitions, list) or not all(_is_number(one, 0) for one in partitions):
-            raise ValueError(told)
+            raise ValueError(message)
         shards.update(ShardKey(topic, partition) for partition in partitions)
     if not shards:
-        raise ValueError(told)
+        raise ValueError(message)
     return frozenset(shards)
 
 
@@ -316,13 +316,13 @@ def _bound(options: Mapping[str, str], offsets: str, timestamp: str, timestamps:
     )
 
 
-def _json(text: str, told: str) -> dict[str, Any]:
+def _json(text: str, message: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
-        raise ValueError(told) from None
+        raise ValueError(message) from None
     if not isinstance(found, dict):
-        raise ValueError(told)
+        raise ValueError(message)
     return found
 
 

@@ -1,7 +1,7 @@
 """Split ranges into tasks. Pure functions, so the same ranges give the same tasks, with their rows in the same order.
 
-A task costs some 15 ms of a core before it reads a record, as much as reading 50,000: small ranges share a task, and large ones have
-their own. Spark doesn't report the number of cores to a source; users who know it can set `minPartitions`.
+A task costs some 15 ms of a core before it reads a record, as much as reading 50,000. Small ranges share a task, and large ones have their
+own. Spark doesn't report the number of cores to a source; users who know it can set `minPartitions`.
 """
 
 from __future__ import annotations

@@ -88,9 +88,9 @@ class HubRange(ShardRange):
             try:
                 hub, is_new = connected(part.endpoint)
                 try:
-                    for item, behind in self._checked(hub, part, next, end):
+                    for item, after in self._checked(hub, part, next, end):
                         backoff.succeeded()
-                        next = behind
+                        next = after
                         yield item
                 except NotAllowed as error:
                     if is_new:

@@ -22,7 +22,7 @@ from hub.spark.filters import Pushed, pushed, select
 from hub.spark.opening import open_shards
 from hub.spark.options import ReadOptions
 from hub.spark.planning import Task, plan
-from hub.spark.shards import Extent, ShardKey, ShardRange, Shards
+from hub.spark.shards import Extent, ShardKey, ShardRange, SparkShards
 from kvspool.errors import LogNotFound
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class ShardReader(DataSourceReader):
         tasks = plan(ranges, min_partitions=self.options.min_partitions, max_records=self.options.max_records)
         return list[InputPartition](tasks)
 
-    def _ranges(self, shards: Shards) -> list[ShardRange]:
+    def _ranges(self, shards: SparkShards) -> list[ShardRange]:
         extents = shards.look()
         missing = self.options.selection.missing(extents)
         if missing:
@@ -85,7 +85,7 @@ class ShardReader(DataSourceReader):
                     found.append(shards.range(key, first, end))
         return found
 
-    def _asked(self, shards: Shards, extents: dict[ShardKey, Extent]) -> dict[ShardKey, tuple[int, int]]:
+    def _asked(self, shards: SparkShards, extents: dict[ShardKey, Extent]) -> dict[ShardKey, tuple[int, int]]:
         """Return the sequences that the options select."""
         options = self.options
         starts = options.starting.sequences(
@@ -94,7 +94,7 @@ class ShardReader(DataSourceReader):
         ends = options.ending.sequences("ending", extents, shards.sequence_at, self._report)
         return offsets.ranges(starts, ends)
 
-    def _timed(self, shards: Shards, key: ShardKey, first: int, end: int) -> tuple[int, int]:
+    def _timed(self, shards: SparkShards, key: ShardKey, first: int, end: int) -> tuple[int, int]:
         """Narrow a range of sequences by the times in filters, if the order of times is that of sequences."""
         since, before = self.pushed.times
         if (since is None and before is None) or not shards.has_ordered_times(key):

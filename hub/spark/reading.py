@@ -3,9 +3,9 @@
 This runs in a worker process on any host. Rows are in the order of the ranges and, within each, of the sequences: a repeated task yields
 the same rows.
 
-**Missing records.** Records lost between planning and reading, by overwriting, trimming or damage, are a data loss: an error with topic,
-partition and sequences or, if the query allows it, a warning. The log counts each Gap in both cases, if we may write to it. Sequences
-that were skipped, after a crash of the machine or on purpose, never had a record in the log; they are reported as a warning.
+**Missing records.** Records lost between planning and reading, by overwriting, trimming or damage, are a data loss. It is an error with
+topic, partition and sequences or, if the query allows it, a warning. The log counts each Gap in both cases, if we may write to it.
+Sequences that were skipped, after a crash of the machine or on purpose, never had a record in the log; they are reported as a warning.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pyspark.sql.types import BinaryType, DataType, IntegerType, LongType, Strin
 from hub.spark.errors import DataLossError
 from hub.spark.planning import Task
 from hub.spark.shards import ShardKey
-from hub.spark.workers import settle
+from hub.spark.workers import freeze_modules
 from kvspool import Gap
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def _batches(task: Task, schema: StructType, fail_on_data_loss: bool) -> Iterato
                 report(batch, one.key, fail_on_data_loss)
             else:
                 yield rows.of(batch, one.key)
-    settle()
+    freeze_modules()
 
 
 def together(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:

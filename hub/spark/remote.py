@@ -40,7 +40,7 @@ _logger = logging.getLogger("kvspool")
 
 
 class HubShards:
-    """The shards at several hubs; see `Shards`. Use it in one thread of one process."""
+    """The shards at several hubs; see `SparkShards`. Use it in one thread of one process."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class HubShards:
         self._in_vain = 0  # looks since the last news
 
     def look(self) -> dict[ShardKey, Extent]:
-        """See `Shards.look`; one call to each hub, for any number of shards. A hub that is down keeps its last known state.
+        """See `SparkShards.look`; one call to each hub, for any number of shards. A hub that is down keeps its last known state.
 
         After many looks without news, one waits up to a fifth of a second for a change.
 
@@ -119,23 +119,23 @@ class HubShards:
         return hubs
 
     def range(self, key: ShardKey, first: int, end: int) -> HubRange:
-        """See `Shards.range`."""
+        """See `SparkShards.range`."""
         self._in_vain = 0
         hubs = self._having(key)
         parts = tuple(Part(hub.endpoint, hub.root, hub.states[key].bits, hub.states[key].first, hub.states[key].next) for hub in hubs)
         return HubRange(key, _log_id(hubs[0].states[key]), first, end, parts, **self._range)  # type: ignore[arg-type]
 
     def has_ordered_times(self, key: ShardKey) -> bool:
-        """See `Shards.has_ordered_times`: shipped records have the times that their client set."""
+        """See `SparkShards.has_ordered_times`: shipped records have the times that their client set."""
         return False
 
     def sequence_at(self, key: ShardKey, timestamp: int) -> int | None:
-        """See `Shards.sequence_at`. Raises Unreachable, NotAllowed, ShardDamaged."""
+        """See `SparkShards.sequence_at`. Raises Unreachable, NotAllowed, ShardDamaged."""
         found = [hub.sequence_at(key, timestamp) for hub in self._having(key)]
         return min((sequence for sequence in found if sequence is not None), default=None)
 
     def commit(self, ends: Mapping[ShardKey, int]) -> None:
-        """See `Shards.commit`; sent to the hubs within about a second, at the next `look` or `close`, or after an outage.
+        """See `SparkShards.commit`; sent to the hubs within about a second, at the next `look` or `close`, or after an outage.
 
         Raises NotAllowed for another user's reader, QuotaExceeded for too many.
         """
@@ -143,7 +143,7 @@ class HubShards:
             hub.commit(ends)
 
     def close(self) -> None:
-        """See `Shards.close`; commits noted positions."""
+        """See `SparkShards.close`; commits noted positions."""
         try:
             close_all(self._hubs)
         finally:
@@ -185,7 +185,7 @@ class _Hub:
             self._fail(error)
             return False
         except NotAllowed as error:
-            self._let_go()
+            self._disconnect()
             if is_new:
                 raise NotAllowed(f"[KVSPOOL_NOT_ALLOWED] {error}") from None
             return False  # the token may have changed
@@ -196,7 +196,7 @@ class _Hub:
         return news
 
     def _fail(self, error: Exception) -> None:
-        self._let_go()
+        self._disconnect()
         self.backoff.failed(error)
 
     def _connected(self) -> RemoteHub:
@@ -283,7 +283,7 @@ class _Hub:
             except LATER as error:
                 self._fail(error)
 
-    def _let_go(self) -> None:
+    def _disconnect(self) -> None:
         hub, self._hub = self._hub, None
         self._everything_at = 0.0  # our identity and the hub's may be others the next time
         if hub is not None:
@@ -294,7 +294,7 @@ class _Hub:
         if self._reader is not None and self.is_known and not self.backoff.retry_at:
             with suppress(HubError):
                 self._reader.flush(self._connected(), at_once=True)
-        self._let_go()
+        self._disconnect()
 
 
 class _Reader:

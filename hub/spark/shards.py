@@ -1,7 +1,7 @@
 """The source of a query: shards, at any place.
 
-The driver examines them through `Shards`, and divides the available records into a `ShardRange` for each task or part of one. A task, in a
-worker process on any host of the cluster, reads a range without the driver.
+The driver examines them through `SparkShards`, and divides the available records into a `ShardRange` for each task or part of one. A
+task, in a worker process on any host of the cluster, reads a range without the driver.
 
 Terms of Kafka are used where they exist: a *topic* is a client, a shard set's prefix or a log's name; a *partition* is one of its shards;
 an *offset* is a sequence.
@@ -53,7 +53,7 @@ class ShardRange:
         raise NotImplementedError
 
 
-class Shards(Protocol):
+class SparkShards(Protocol):
     """The shards of a source, for the driver. Used by one process, one thread at a time."""
 
     def look(self) -> dict[ShardKey, Extent]:

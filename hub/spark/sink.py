@@ -50,7 +50,7 @@ class ShardSink(DataSourceStreamArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Log the batch; its records are already stored.
 
-        Raises SinkError if they were stored with other partitions than the query has now: then some of them may be stored twice.
+        Raises SparkSinkError if they were stored with other partitions than the query has now: then some of them may be stored twice.
         """
         tasks = [message for message in messages if isinstance(message, Appended)]
         strangers = _strangers(tasks)

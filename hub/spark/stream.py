@@ -4,7 +4,7 @@ Spark keeps one reader in a process on the driver for the life of a query, and a
 processes, each with a fresh reader. Between two batches the driver asks some 90 times a second for new records, so that question costs
 only a look at the shards.
 
-**A batch** depends only on the offsets noted before it and for it, so a batch that is repeated after a failure has the same rows in the
+**A batch** depends only on the offsets noted before it and for it. So a batch that is repeated after a failure has the same rows in the
 same order. A new shard is noted at its first record, and read by the next batch: its beginning is then in the checkpoint.
 
 **Lost records**, which were not read in time (overwritten, removed by retention; a log deleted, replaced or shortened), are an error with a
@@ -30,7 +30,7 @@ from hub.spark.errors import DataLossError
 from hub.spark.opening import open_shards
 from hub.spark.options import ReadOptions
 from hub.spark.planning import Task, plan
-from hub.spark.shards import Extent, ShardKey, Shards
+from hub.spark.shards import Extent, ShardKey, SparkShards
 from kvspool.errors import KvspoolError, LogNotFound, ReaderBusy
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         reading.check_columns(schema)
         self._options = options
         self._schema = schema
-        self._shards: Shards | None = None  # the driver's, since its first look
+        self._shards: SparkShards | None = None  # the driver's, since its first look
         self._extents: dict[ShardKey, Extent] = {}  # of the last look
         self._initial: Json | None = None
         self._unfit: ValueError | KvspoolError | None = None  # why no new query can start with these options

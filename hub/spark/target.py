@@ -1,7 +1,7 @@
 """The target of Spark's sinks, and the form of rows: options and columns, checked on the driver before a task runs.
 
-A target is one log, or the shard sets under a root, by topic. It is small and pickled for the tasks, which open it on their own hosts:
-its path must mean the same log there, or that host's own.
+A target is one log, or the shard sets under a root, by topic. It is small and pickled for the tasks, which open it on their own hosts. Its
+path must mean the same log there, or that host's own.
 
 Columns are those of Kafka's sink: `value`; optionally `key`, `topic`, `partition`, `timestamp`, `type`. `offset` and `timestampType`, which
 a read returns, are ignored: the log assigns offsets.
@@ -20,13 +20,14 @@ from kvspool import Codec
 from kvspool.engine import sizes
 from kvspool.errors import KvspoolError, LogExists, LogNotFound
 from kvspool.opening import logs
+from kvspool.record import PORTABLE
 from shard import ShardSet, route
-from shard.shardset import Log, open_shard
+from shard.merged import Log
+from shard.shardset import open_shard
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-CODECS = {"raw": Codec.RAW, "text": Codec.TEXT, "json": Codec.JSON, "msgpack": Codec.MSGPACK}
 FORMATS = ("spool", "kvj")
 NAMES = ("path", "topic", "prefix", "bits", "capacity", "format", "codec", "durability", "changedBatch", "memory")
 IGNORED = frozenset({"checkpointlocation", "queryname"})  # Spark's own options of every stream
@@ -132,7 +133,7 @@ class SinkTarget:
     def open(self, topic: str) -> ShardSet:
         """Open the shards of a topic; create missing ones if `bits` is given. Tasks call this too.
 
-        Raises SinkError for a missing topic without `bits`, and the errors of opening logs.
+        Raises SparkSinkError for a missing topic without `bits`, and the errors of opening logs.
         """
         if self.is_log:
             return ShardSet(self.path.parent, self.path.name, [open_shard(self.path, 10.0)])
@@ -151,7 +152,7 @@ class SinkTarget:
             return ShardSet.open(self.path, prefix=topic)
 
     def check_topic(self, topic: str | None) -> str:
-        """Return a row's topic. Raises SinkError for a missing or impossible one, and for another one than the log's."""
+        """Return a row's topic. Raises SparkSinkError for a missing or impossible one, and for another one than the log's."""
         if topic is None:
             raise SparkSinkError(
                 "[KVSPOOL_NULL_TOPIC_IN_DATA] column topic is null in a row; fill it, drop those rows, or give option topic for all"
@@ -247,8 +248,8 @@ def _codec(name: str | None, schema: StructType) -> int:
     if name is None:
         is_text = any(field.name.lower() == "value" and isinstance(field.dataType, StringType) for field in schema.fields)
         return Codec.TEXT if is_text else Codec.RAW
-    if name not in CODECS:
-        raise ValueError(f"option codec is one of {', '.join(CODECS)}, not {name!r}")
-    return CODECS[name]
+    if name not in PORTABLE:
+        raise ValueError(f"option codec is one of {', '.join(PORTABLE)}, not {name!r}")
+    return PORTABLE[name]
 
 

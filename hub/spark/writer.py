@@ -6,9 +6,9 @@ repeats, or runs twice at once, appends no stored record again.
 **No transaction.** A task's records are visible when the task ends, not only when the job does. The records of a failed job stay. If you
 run it again manually, it is another job, and appends all records again.
 
-**After the job** its accounts stay until other producers need the space: a copy of a task that Spark abandoned may still run on some host,
-and must find its rows stored. The logs are notified that the job is over, so that a full producer table drops its oldest accounts. If
-they can't be notified, because the driver was killed or its host doesn't have them, a job's accounts are all kept for a day.
+**After the job** its accounts stay until other producers need the space. A copy of a task that Spark abandoned may still run on some host,
+and must find its rows stored. The logs are notified that the job is over, so that a full producer table drops its oldest accounts. If they
+can't be notified, because the driver was killed or its host doesn't have them, a job's accounts are all kept for a day.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class ShardWriter(DataSourceArrowWriter):
         """Let the logs of this host drop the accounts of this job when they need the space."""
         existing = replace(self.target, bits=None)  # nothing is created here
         of_all = self.target.path.name if self.target.is_log else self.target.topic
-        told = {topic for message in messages if isinstance(message, Appended) for topic in message.shards}
-        for topic in sorted(told if of_all is None else {of_all}):
+        topics = {topic for message in messages if isinstance(message, Appended) for topic in message.shards}
+        for topic in sorted(topics if of_all is None else {of_all}):
             try:
                 with existing.open(topic) as opened:
                     for log in opened.shards:

@@ -10,7 +10,7 @@
 **Answers show a sample.** The hub is asked once a second, for any number of viewers; every answer uses its last status.
 
 **Access.** There is no login: everyone with access to the listener may read, and no request changes anything. Other web pages in a viewer's
-browser have no access: a foreign Host is refused (DNS rebinding), and so is a fetch that the browser attributes to another site. Only GET
+browser have no access. A foreign Host is refused (DNS rebinding), and so is a fetch that the browser attributes to another site. Only GET
 is answered. Scripts and styles are only the page's own, and data from clients is only inserted as text.
 
 All of it runs in the thread of the event loop.

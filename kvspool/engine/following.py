@@ -34,9 +34,9 @@ class AsyncFollowing(AsyncIterator[Any], Generic[R], Handle):
         self._watcher: LoopWatcher | None = None
 
     @property
-    def lost(self) -> int:
+    def missed(self) -> int:
         """Return how many sequences were in Gaps so far."""
-        return self._reading.lost
+        return self._reading.missed
 
     async def __anext__(self) -> Any:
         try:

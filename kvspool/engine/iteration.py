@@ -23,9 +23,9 @@ NO_END = 1 << 62  # more records than any log has
 
 
 class Moving(Protocol):
-    """The interface of a cursor for an iteration. lost: how many sequences were in Gaps so far."""
+    """The interface of a cursor for an iteration. missed: how many sequences were in Gaps so far."""
 
-    lost: int
+    missed: int
 
     def close(self) -> None:
         """Release the log."""
@@ -53,7 +53,7 @@ T = TypeVar("T")
 class Iteration(Iterator[Any], Generic[C], Handle):
     """Iterates over records, and over Gaps according to `on_gap`.
 
-    "raise": GapError, and the next call continues after it. "yield": the Gap instead of the records. "skip": only counted, in `lost`. Not
+    "raise": GapError, and the next call continues after it. "yield": the Gap instead of the records. "skip": only counted, in `missed`. Not
     to be shared between threads.
     """
 
@@ -69,9 +69,9 @@ class Iteration(Iterator[Any], Generic[C], Handle):
         self._why = ""  # why the iteration ended, if its handle was closed
 
     @property
-    def lost(self) -> int:
+    def missed(self) -> int:
         """Return how many sequences were in Gaps so far."""
-        return self.cursor.lost
+        return self.cursor.missed
 
     @property
     def is_over(self) -> bool:

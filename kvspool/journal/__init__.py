@@ -4,7 +4,7 @@ from kvspool.journal.appender import Torn
 from kvspool.journal.archive import ArchiveReport
 from kvspool.journal.damage import SegmentDamage
 from kvspool.journal.fixed import FixedJournal
-from kvspool.journal.format import Batch
+from kvspool.journal.format import JournalBatch
 from kvspool.journal.journal import Journal, JournalStats
 from kvspool.journal.reader import Consumer, JournalReader
 from kvspool.journal.repair import JournalRepairReport, Removed
@@ -14,11 +14,11 @@ from kvspool.journal.verify import JournalVerifyReport
 
 __all__ = [
     "ArchiveReport",
-    "Batch",
     "Consumer",
     "FixedJournal",
     "Floor",
     "Journal",
+    "JournalBatch",
     "JournalReader",
     "JournalRepairReport",
     "JournalStats",

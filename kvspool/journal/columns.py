@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from kvspool import system
 from kvspool.engine.columns import RECORDS, Columns, cast_column, column_of, items_of, not_ahead, zeros
-from kvspool.journal.format import Batch, Before, Format
+from kvspool.journal.format import Before, Format, JournalBatch
 from kvspool.kernel import kvj, kvj_py
 from kvspool.record import Codec, check_codec
 
@@ -34,7 +34,7 @@ class JournalColumns(Columns):
         self._codec = check_codec(codec)
         self._codecs = _codecs(batch) if "codec" in batch.schema.names else None
 
-    def _settled(self, found: pa.Array) -> pa.Array:
+    def _without_nulls(self, found: pa.Array) -> pa.Array:
         return not_ahead(found, pc.max(found).as_py())
 
     @property
@@ -72,7 +72,7 @@ class JournalColumns(Columns):
         times = None if self._timestamps is None or self._timestamps.null_count else self._timestamps
         return column_of(self._types, "B"), column_of(times, "q"), column_of(self._codecs, "B")
 
-    def listed(self, rows: memoryview | None) -> Batch:
+    def listed(self, rows: memoryview | None) -> JournalBatch:
         """Return the given rows, or all for None, as lists, for a format without columns."""
         every = range(self.rows) if rows is None else rows
         values = self._value.cast(pa.binary()).to_pylist()
@@ -83,7 +83,7 @@ class JournalColumns(Columns):
             times = [now if time is None else time for time in times]
         lists = (None if column is None else [column[row] for row in every] for column in (values, keys, types, times, codecs))
         chosen, keys, types, times, codecs = lists
-        return Batch(chosen or [], keys, 0, None, types, times, self._codec, None if codecs is None else bytes(codecs))
+        return JournalBatch(chosen or [], keys, 0, None, types, times, self._codec, None if codecs is None else bytes(codecs))
 
 
 class ColumnRows:
@@ -130,7 +130,7 @@ class Records:
         if bits is not None and 8 * len(bits) < keys.offset + self.rows:
             raise ValueError("column key has a bitmap that is too short")
         self._times, kinds, marks = _fixed(times, "q", "timestamp"), _fixed(types, "i", "type"), _fixed(codecs, "B", "codec")
-        fault, found, self.longest_key, self.longest_value = kvj.survey(
+        fault, found, self.longest_key, self.longest_value = kvj.check_columns(
             self.rows, bits, keys.offset, key_offsets, len(key_data), value_offsets, len(value_data), kinds, marks, Codec.MSGPACK
         )
         if fault:

@@ -30,17 +30,17 @@ LARGEST = 1 << 24  # largest index that is read, in bytes
 LONGEST_ID = 4096  # longest id that we write, in bytes
 
 
-class Place(NamedTuple):
+class ConsumerPlace(NamedTuple):
     """The bytes before a consumer's id."""
 
     id_length: Annotated[int, "I", "bytes of the id, which is UTF-8"]
     offset: Annotated[int, "Q", "sequence of the record that the consumer reads next"]
 
 
-PLACE = Layout(Place, ">")
+PLACE = Layout(ConsumerPlace, ">")
 
 
-class Index(NamedTuple):
+class StoredConsumers(NamedTuple):
     """The content of an index.
 
     entries: ids as stored, and positions; rest: bytes after the last whole entry.
@@ -75,7 +75,7 @@ def read_index(directory: Path) -> bytes:
     return data
 
 
-def parse_index(data: bytes) -> Index:
+def parse_index(data: bytes) -> StoredConsumers:
     """Parse an index. It never allocates more than the size of the bytes."""
     entries = []
     at = 0
@@ -86,12 +86,12 @@ def parse_index(data: bytes) -> Index:
             break
         entries.append((data[at + PLACE.size : end], offset))
         at = end
-    return Index(entries, data[at:])
+    return StoredConsumers(entries, data[at:])
 
 
-def pack_index(index: Index) -> bytes:
+def pack_index(index: StoredConsumers) -> bytes:
     """Return the bytes of an index."""
-    return b"".join(PLACE.pack(Place(len(id), offset)) + id for id, offset in index.entries) + index.rest
+    return b"".join(PLACE.pack(ConsumerPlace(len(id), offset)) + id for id, offset in index.entries) + index.rest
 
 
 class ConsumerIndex(Offsets):
@@ -130,7 +130,7 @@ class ConsumerIndex(Offsets):
             if id not in places and index.rest:
                 raise self._damaged(index)
             places[id] = sequence
-            self._replace(Index(list(places.items()), index.rest), moved(name, sequence))
+            self._replace(StoredConsumers(list(places.items()), index.rest), moved(name, sequence))
 
     def updated(self, name: str) -> int:
         return 0
@@ -141,7 +141,7 @@ class ConsumerIndex(Offsets):
             places = index.places()
             if places.pop(index.id_of(name), None) is None:
                 raise NoSuchReader(f"{self.directory / INDEX} has no consumer {name!r}")
-            self._replace(Index(list(places.items()), index.rest), deleted(name))
+            self._replace(StoredConsumers(list(places.items()), index.rest), deleted(name))
 
     def take(self, name: str) -> Lease:
         sidecars.prepare(self.directory)
@@ -150,10 +150,10 @@ class ConsumerIndex(Offsets):
         digest = hashlib.sha256(self._read().id_of(name)).hexdigest()
         return Lease(sidecars.beside(self.directory) / f"reader-{digest[:32]}.lck", self._mode, name)
 
-    def _read(self) -> Index:
+    def _read(self) -> StoredConsumers:
         return parse_index(read_index(self.directory))
 
-    def _damaged(self, index: Index) -> Corruption:
+    def _damaged(self, index: StoredConsumers) -> Corruption:
         at = len(pack_index(index)) - len(index.rest)
         return Corruption(
             f"{self.directory / INDEX} has no whole entry at byte {at}, so further consumers are unknown; "
@@ -173,7 +173,7 @@ class ConsumerIndex(Offsets):
         finally:
             locks.give_back(file, process)
 
-    def _replace(self, index: Index, done: str) -> None:
+    def _replace(self, index: StoredConsumers, done: str) -> None:
         """Under the lock: replace the index, on disk. done: see `disk.flush_directory`."""
         path = self.directory / INDEX
         temporary = sidecars.beside(self.directory) / "index.tmp"

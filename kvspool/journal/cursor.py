@@ -38,7 +38,7 @@ FARTHEST = 1 << 26  # bytes after damage that are searched for a sound frame
 Take = Callable[[bytes, int, int], Scan]  # takes up to a number of records from bytes; the first has this sequence; see Format.scan
 
 
-class Place(NamedTuple):
+class SegmentPlace(NamedTuple):
     """A byte of a segment, and the sequence to begin with: of the record there, or, after damage, of a later one.
 
     `there` is the sequence of the record at the byte in that case, -1 otherwise.
@@ -51,17 +51,17 @@ class Place(NamedTuple):
 
 
 class Cursor:
-    """Moves over a journal. `end`: the sequence at which a bounded read stops, None to continue indefinitely. `lost` counts sequences in
+    """Moves over a journal. `end`: the sequence at which a bounded read stops, None to continue indefinitely. `missed` counts sequences in
     Gaps.
 
     limit: returns each time the first sequence that may not be read yet; None: all may be read.
     """
 
-    def __init__(self, segments: Segments, place: Place, end: int | None, limit: Callable[[], int] | None = None) -> None:
+    def __init__(self, segments: Segments, place: SegmentPlace, end: int | None, limit: Callable[[], int] | None = None) -> None:
         self.limit = limit
         self.segments = segments
         self.end = end
-        self.lost = 0
+        self.missed = 0
         self.base, self.position, self._first, there = place
         self.sequence = self._first if there < 0 else there
         self._data = b""  # read ahead, from `position` on
@@ -90,7 +90,7 @@ class Cursor:
         while most > 0:
             gap = self._step(most, take)
             if gap is not None:
-                self.lost += gap.count
+                self.missed += gap.count
                 return gap
             if taken or not self._has_more:
                 break
@@ -102,11 +102,11 @@ class Cursor:
 
     def mark(self) -> tuple[int, int, int, int, bool]:
         """Return the argument with which `go_back` returns here."""
-        return self.base, self.position, self.sequence, self.lost, self._is_entered
+        return self.base, self.position, self.sequence, self.missed, self._is_entered
 
     def go_back(self, mark: tuple[int, int, int, int, bool]) -> None:
         """Return to where the cursor was when `mark` was called."""
-        self.base, self.position, self.sequence, self.lost, self._is_entered = mark
+        self.base, self.position, self.sequence, self.missed, self._is_entered = mark
         self._data = b""
 
     def _go_on_taking(self, most: int, take: Take) -> bool:
@@ -178,14 +178,14 @@ class Cursor:
         Corruption.
         """
         later = self._later()
-        behind = self._behind(segment, self.sequence - 1, later[0] if later else LAST_SEQUENCE)
-        if behind is None:
+        after = self._after(segment, self.sequence - 1, later[0] if later else LAST_SEQUENCE)
+        if after is None:
             if later:
                 return self._go_on("damaged")
             self.segments.begin_of(segment)
             return None
-        self.position, self._is_entered = behind[0], True
-        return self._gap_to(behind[1], "damaged")
+        self.position, self._is_entered = after[0], True
+        return self._gap_to(after[1], "damaged")
 
     def _wait_for_more(self, segment: Segment, size: int) -> Gap | None:
         """The segment, of `size` bytes, ends before the expected sequence."""
@@ -250,7 +250,7 @@ class Cursor:
         self._has_more = False
         return None
 
-    def look_behind(self) -> None:
+    def look_further(self) -> None:
         """At the next end, check whether later segments exist although the next one doesn't. For cursors that have waited long."""
         self._has_waited = True
 
@@ -267,22 +267,22 @@ class Cursor:
         """The bytes here are not the next frame: continue at a later one. `found`: the sequence of the frame at this position."""
         later = self._later()
         until = later[0] if later else LAST_SEQUENCE
-        behind = self._behind_damage(segment, until) if found is None else self._behind_jump(segment, found)
-        if behind is None or (later and behind[1] > later[0]):
+        after = self._after_damage(segment, until) if found is None else self._after_jump(segment, found)
+        if after is None or (later and after[1] > later[0]):
             if not later:
                 raise self._corruption(segment)
             return self._go_on("damaged")
-        is_left_out = self.segments.format.may_leave_out and behind[0] == self.position
+        is_left_out = self.segments.format.may_leave_out and after[0] == self.position
         self._data = b""
-        self.position = behind[0]
-        return self._gap_to(behind[1], "missing" if is_left_out else "damaged")
+        self.position = after[0]
+        return self._gap_to(after[1], "missing" if is_left_out else "damaged")
 
-    def _behind_damage(self, segment: Segment, until: int) -> tuple[int, int] | None:
+    def _after_damage(self, segment: Segment, until: int) -> tuple[int, int] | None:
         """Return where to continue after bytes that are no frame, and the next sequence there."""
-        found = self._behind(segment, self.sequence, until)
-        return self.segments.format.behind_damage(self.position, self.sequence) if found is None else found
+        found = self._after(segment, self.sequence, until)
+        return self.segments.format.after_damage(self.position, self.sequence) if found is None else found
 
-    def _behind(self, segment: Segment, sequence: int, until: int) -> tuple[int, int] | None:
+    def _after(self, segment: Segment, sequence: int, until: int) -> tuple[int, int] | None:
         """Return the position of the next sound frame with a sequence above `sequence` and below `until`: up to the end of the segment."""
         size = CHUNK
         while True:
@@ -294,15 +294,15 @@ class Cursor:
                 return None
             size *= 4
 
-    def _behind_jump(self, segment: Segment, found: int) -> tuple[int, int] | None:
+    def _after_jump(self, segment: Segment, found: int) -> tuple[int, int] | None:
         """Return where to continue after, or at, a frame with another sequence, and the next sequence there."""
         form = self.segments.format
         data = segment.read(self.position, CHUNK)
         need = form.pass_over(data, found, found + 1).need if found < LAST_SEQUENCE else 0
         if CHUNK < need + CHUNK <= segment.size() - self.position:
             data = segment.read(self.position, need + CHUNK)
-        behind = form.behind_jump(data, self.sequence, found)
-        return None if behind is None else (self.position + behind[0], behind[1])
+        after = form.after_jump(data, self.sequence, found)
+        return None if after is None else (self.position + after[0], after[1])
 
     def _corruption(self, segment: Segment) -> Corruption:
         return Corruption(
@@ -382,7 +382,7 @@ class Cursor:
         """Raise LogVanished if the journal was deleted."""
         if self.has_vanished():
             raise LogVanished(f"{self.segments.path} was deleted while it was open; open it again if it exists")
-        self.look_behind()
+        self.look_further()
 
     def has_vanished(self) -> bool:
         """Return whether the journal was deleted."""
@@ -456,7 +456,7 @@ class Following(Reading):
                 is_calm = self._watcher.changes == CHANGED
                 batch = self._fetch(most) if not self.is_over else []
         if batch and is_calm and not isinstance(batch[0], Gap):
-            self._lie_down()
+            self._park()
         return batch
 
     def _look(self, most: int, seconds: float) -> list[Any]:
@@ -482,7 +482,7 @@ class Following(Reading):
             cursor.watch(self._watcher, 0)
             self._watched = cursor.base
 
-    def _lie_down(self) -> None:
+    def _park(self) -> None:
         """Let the next records be fetched without a Python step between them, if they need nothing else."""
         if self._spin or self._make is not Record or self._watcher is None or self._watched != self.cursor.base or not IS_ONE_STEP:
             return

@@ -46,7 +46,7 @@ def consumed(segments: Segments, offsets: Offsets) -> list[int]:
     return [] if slowest is None else whole_before(segments.bases(), slowest)
 
 
-class Room:
+class AppenderRetention:
     """Keeps a journal within its total size, and removes consumed segments, for one appender."""
 
     def __init__(self, format: Format, offsets: Offsets) -> None:

@@ -22,7 +22,7 @@ from kvspool.errors import ChecksumMismatch, Closed, Corruption, KvspoolError, O
 from kvspool.journal.appender import Appender
 from kvspool.journal.bounds import Bounds
 from kvspool.journal.control import NO_RUN, Page
-from kvspool.journal.cursor import Cursor, Place
+from kvspool.journal.cursor import Cursor, SegmentPlace
 from kvspool.journal.formats.fixed import Fixed, pruned, sidecar_bounds
 from kvspool.journal.journal import Journal, JournalStats
 from kvspool.journal.offsets import Lease
@@ -212,22 +212,22 @@ class FixedJournal(Journal):
 
     # Positions.
 
-    def place(self, start: Start) -> Place:
+    def place(self, start: Start) -> SegmentPlace:
         """Return a place as every journal does; the earliest one is that of the oldest item."""
         return self._at(self.oldest()) if start == "earliest" else super().place(start)
 
-    def _at(self, position: int) -> Place:
+    def _at(self, position: int) -> SegmentPlace:
         rest = position % self.format.items_per_blob
-        return Place(position - rest, rest * self.format.record_bytes, position)
+        return SegmentPlace(position - rest, rest * self.format.record_bytes, position)
 
-    def _seek(self, base: int, until: int | None = None, timestamp: int | None = None) -> Place | None:
+    def _seek(self, base: int, until: int | None = None, timestamp: int | None = None) -> SegmentPlace | None:
         """Seek as every journal does; an item missing at the end of a blob would be after its end."""
         with self._looking:
             place = super()._seek(base, until, timestamp)
             segment = self._segments.get(base)
             return place if place is None or segment is None else place._replace(position=min(place.position, segment.size()))
 
-    def _end(self, bases: list[int]) -> tuple[Place, int]:
+    def _end(self, bases: list[int]) -> tuple[SegmentPlace, int]:
         """Return the end as every journal does; an unfinished rewind, or fresh begin, of a dead writer counts from its begin on."""
         place, stop = super()._end(bases)
         size = self._bounds.unfinished()
@@ -236,7 +236,7 @@ class FixedJournal(Journal):
         first = self._bounds.first()
         return (self._at(first) if place.sequence < first else place), stop
 
-    def cursor_from(self, place: Place, end: int | None, isolation: Isolation = "appended") -> Cursor:
+    def cursor_from(self, place: SegmentPlace, end: int | None, isolation: Isolation = "appended") -> Cursor:
         if self._is_closed:
             raise Closed(f"{self.path} was closed; open it again")
         limit = self._synced if check_isolation(isolation) == "synced" else None
@@ -287,7 +287,7 @@ class Rewinds:
 class FixedCursor(Cursor):
     """A cursor that detects rewinds, and the zeros before a fresh begin."""
 
-    def __init__(self, segments: Segments, place: Place, end: int | None, limit: Callable[[], int] | None, bounds: Bounds) -> None:
+    def __init__(self, segments: Segments, place: SegmentPlace, end: int | None, limit: Callable[[], int] | None, bounds: Bounds) -> None:
         super().__init__(segments, place, end, limit)
         self._bounds = bounds
         self._rewinds = Rewinds(bounds)
@@ -295,7 +295,7 @@ class FixedCursor(Cursor):
     def fetch(self, most: int, make: Callable[..., Any] | None, items: list[Any]) -> Gap | None:
         """Fetch as every journal does. Raises Truncated if items returned before were removed since."""
         while True:
-            before, had, lost = Place(self.base, self.position, self.sequence), len(items), self.lost
+            before, had, missed = SegmentPlace(self.base, self.position, self.sequence), len(items), self.missed
             try:
                 gap = super().fetch(most, make, items)
             except KvspoolError:
@@ -312,7 +312,7 @@ class FixedCursor(Cursor):
                     return gap
             self._refuse(before.sequence, size)
             del items[had:]
-            self.lost = lost
+            self.missed = missed
             self.base, self.position, self.sequence, _ = before
             self._data = b""
             if self._rewinds.noted():
@@ -361,7 +361,7 @@ class FixedReader(JournalReader):
         self.follow_rewinds()
         super()._go(start)
 
-    def _place(self) -> Place:
+    def _place(self) -> SegmentPlace:
         self.follow_rewinds()
         return super()._place()
 

@@ -32,8 +32,8 @@ LAST_TIME = (1 << 63) - 1  # ns
 LARGEST_SEGMENT = (1 << 63) - 1  # bytes, the maximum of a file
 
 
-class Rows(Protocol):
-    """Records for an appender: lists of them, a `Batch`; or columns, `journal.columns.ColumnRows` or `Records`."""
+class JournalRows(Protocol):
+    """Records for an appender: lists of them, a `JournalBatch`; or columns, `journal.columns.ColumnRows` or `Records`."""
 
     @property
     def rows(self) -> int:
@@ -57,7 +57,7 @@ class Before(NamedTuple):
     last: int
 
 
-class Batch(NamedTuple):
+class JournalBatch(NamedTuple):
     """Records to append: encoded values, and their keys, or None for none. `types`, `timestamps` and `codecs` have one for each value,
     instead of `type`, `timestamp` (None: that of the append) and `codec`, if they differ.
     """
@@ -79,10 +79,10 @@ class Batch(NamedTuple):
         return format.encode(self, start, place)
 
 
-def joined(batches: list[Batch]) -> Batch:
+def joined(batches: list[JournalBatch]) -> JournalBatch:
     """Join batches that have the same columns."""
     if len(batches) < 2:
-        return batches[0] if batches else Batch([])
+        return batches[0] if batches else JournalBatch([])
     first, columns = batches[0], dict[str, Any]()
     for name in ("values", "keys", "types", "timestamps", "codecs"):
         if getattr(first, name) is not None:
@@ -107,7 +107,7 @@ class Scan(NamedTuple):
     latest: int = NO_TIME
 
 
-class Head(NamedTuple):
+class FrameHead(NamedTuple):
     """The fields of a frame's head for metadata. size: bytes of the whole frame."""
 
     sequence: int
@@ -152,7 +152,7 @@ class Format(ABC):
         return code.co_varnames[1 : code.co_argcount]
 
     @classmethod
-    def settled(cls, stored: dict[str, int], given: dict[str, int]) -> dict[str, int]:
+    def chosen_limits(cls, stored: dict[str, int], given: dict[str, int]) -> dict[str, int]:
         """Return the constructor's arguments for a journal whose settings have the limits `stored`, opened with `given` ones."""
         return {**stored, **given}
 
@@ -219,11 +219,11 @@ class Format(ABC):
         return self.check_header(data[: self.header_bytes], segment.base)
 
     @abstractmethod
-    def check(self, batch: Batch) -> None:
+    def check(self, batch: JournalBatch) -> None:
         """Raise TooLarge, or ValueError for fields that a record of this format can't store."""
 
     @abstractmethod
-    def encode(self, batch: Batch, start: int, place: Before) -> tuple[bytes | bytearray, int, int]:
+    def encode(self, batch: JournalBatch, start: int, place: Before) -> tuple[bytes | bytearray, int, int]:
         """Return the frames of the records from `start` on that go into the segment at `place`, their number, and the latest timestamp of
         the journal with them.
 
@@ -271,7 +271,7 @@ class Format(ABC):
     def pass_over(self, data: bytes, sequence: int, until: int = LAST_SEQUENCE, timestamp: int = LAST_TIME) -> Scan:
         """Check frames without returning records, up to the one with the sequence `until`, or the first one later than `timestamp`."""
 
-    def head(self, data: bytes) -> Head | None:
+    def head(self, data: bytes) -> FrameHead | None:
         """Return the head of the frame at the start of `data`, or None if there is none. The checksum is not compared."""
         return None
 
@@ -279,7 +279,7 @@ class Format(ABC):
         """Return the byte of a segment where the frame of a sequence begins, if that is known without reading."""
         return None
 
-    def behind_damage(self, position: int, sequence: int) -> tuple[int, int] | None:
+    def after_damage(self, position: int, sequence: int) -> tuple[int, int] | None:
         """Return where a damaged frame ends and which sequence follows, if that is known; else the rest of the segment is lost."""
         return None
 
@@ -295,7 +295,7 @@ class Format(ABC):
         """
         return self.resume(data, sequence, until)
 
-    def behind_jump(self, data: bytes, sequence: int, found: int) -> tuple[int, int] | None:
+    def after_jump(self, data: bytes, sequence: int, found: int) -> tuple[int, int] | None:
         """At a whole frame with the sequence `found` instead of the next one: return how many bytes to skip, and which sequence follows.
 
         By default frames are missing there, if it is a later one. None: the rest of the segment is lost.

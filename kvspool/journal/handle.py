@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class JournalHandle(Protocol):
-    """What `kvspool.journal.Journal` does for them; see there."""
+    """The part of `kvspool.journal.Journal` for trims and retention."""
 
     path: Path
     format: Format

@@ -28,7 +28,7 @@ LARGEST = 1 << 26  # largest file that is read, in bytes
 MAGIC = b"kvINDEX1"
 
 
-class Header(NamedTuple):
+class SegmentIndexHeader(NamedTuple):
     """The beginning of an index file; the entries follow."""
 
     magic: Annotated[bytes, "8s", "kvINDEX1"]
@@ -37,7 +37,7 @@ class Header(NamedTuple):
     entries: Annotated[int, "I", "how many there are"]
 
 
-class Entry(NamedTuple):
+class SegmentIndexEntry(NamedTuple):
     """One frame of the segment."""
 
     position: Annotated[int, "Q", "byte where it begins"]
@@ -45,11 +45,11 @@ class Entry(NamedTuple):
     timestamp: Annotated[int, "q", "its record's, ns since the Unix epoch; the smallest number: none, or not known"]
 
 
-HEADER = Layout(Header)
-ENTRY = Layout(Entry)
+HEADER = Layout(SegmentIndexHeader)
+ENTRY = Layout(SegmentIndexEntry)
 
 
-class Index:
+class SegmentIndex:
     """The index of one segment, as far as it was read."""
 
     def __init__(self, format: Format, base: int, path: Path | None) -> None:
@@ -57,7 +57,7 @@ class Index:
         self._format = format
         self._base = base
         self._path = path
-        self.entries: list[Entry] = [] if path is None else load(path, base)
+        self.entries: list[SegmentIndexEntry] = [] if path is None else load(path, base)
         self._stored = len(self.entries)
 
     def start(self, segment: Segment, begin: int, until: int | None, timestamp: int | None, end: int) -> tuple[int, int]:
@@ -89,9 +89,9 @@ class Index:
         entry = self.entries[at]
         if at + 1 == len(self.entries):
             return entry.position < end and _frame_at(self._format, segment, entry.position, entry.sequence) is not None
-        behind = self.entries[at + 1]
-        found = walk(self._format, segment, entry.position, entry.sequence, behind.position)
-        return (found.size, found.sequence) == (behind.position, behind.sequence) and behind.position <= end
+        after = self.entries[at + 1]
+        found = walk(self._format, segment, entry.position, entry.sequence, after.position)
+        return (found.size, found.sequence) == (after.position, after.sequence) and after.position <= end
 
     def _extend(self, segment: Segment, begin: int, end: int) -> None:
         """Read the frames that no entry covers yet."""
@@ -102,7 +102,7 @@ class Index:
             time = _frame_at(self._format, segment, position, sequence)
             if time is None or (self.entries and position <= self.entries[-1].position):
                 break  # damage, a frame larger than a stride, or the end: later frames are passed one by one
-            self.entries.append(Entry(position, sequence, time))
+            self.entries.append(SegmentIndexEntry(position, sequence, time))
         if self._path is not None and len(self.entries) - self._stored >= WORTHWHILE:
             self._stored = len(self.entries)
             with suppress(OSError):  # a hint that can't be stored
@@ -123,7 +123,7 @@ def _time(sequence: int, timestamp: int, *_: object) -> int:
     return timestamp
 
 
-def load(path: Path, base: int) -> list[Entry]:
+def load(path: Path, base: int) -> list[SegmentIndexEntry]:
     """Return the entries in a file; none if it isn't an index of the segment at `base`, or can't be read."""
     try:
         data = disk.read(path, LARGEST)
@@ -141,12 +141,12 @@ def load(path: Path, base: int) -> list[Entry]:
     return entries if in_order and (not entries or entries[0].sequence > base) else []
 
 
-def store(path: Path, base: int, entries: list[Entry]) -> None:
+def store(path: Path, base: int, entries: list[SegmentIndexEntry]) -> None:
     """Write an index file, whole or not at all; it isn't flushed, since it can be rebuilt."""
     body = b"".join(ENTRY.pack(entry) for entry in entries)
     with suppress(FileExistsError):
         system.port.make_directory(path.parent)
     temporary = path.with_name(f"{path.name}.{system.port.process_id()}.tmp")
     with Descriptor(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600) as fd:
-        system.port.write(fd, HEADER.pack(Header(MAGIC, base, checksum(body), len(entries))) + body, 0)
+        system.port.write(fd, HEADER.pack(SegmentIndexHeader(MAGIC, base, checksum(body), len(entries))) + body, 0)
     system.port.rename(temporary, path)

@@ -33,14 +33,14 @@ from kvspool.errors import AGAIN, Closed, Corruption, LogNotFound, LogVanished, 
 from kvspool.journal import archive as archiving
 from kvspool.journal import control as page_file
 from kvspool.journal import producing, settings, trim
-from kvspool.journal.appender import IS_ONE_STEP, Accounts, Appender, Torn
+from kvspool.journal.appender import IS_ONE_STEP, Appender, ProducerStates, Torn
 from kvspool.journal.archive import ArchiveReport
 from kvspool.journal.control import Control, Page
-from kvspool.journal.cursor import Cursor, Place, Reading
-from kvspool.journal.dropping import Room
-from kvspool.journal.durability import SYNC_INTERVAL, Flusher
-from kvspool.journal.format import DAMAGED, JUMPED, LAST_SEQUENCE, LAST_TIME, WHOLE, Batch, Format, Rows, joined
-from kvspool.journal.index import STRIDE, Index
+from kvspool.journal.cursor import Cursor, Reading, SegmentPlace
+from kvspool.journal.dropping import AppenderRetention
+from kvspool.journal.durability import SYNC_INTERVAL, JournalFlusher
+from kvspool.journal.format import DAMAGED, JUMPED, LAST_SEQUENCE, LAST_TIME, WHOLE, Format, JournalBatch, JournalRows, joined
+from kvspool.journal.index import STRIDE, SegmentIndex
 from kvspool.journal.offsets import Lease, Offsets
 from kvspool.journal.reader import Consumer, JournalReader
 from kvspool.journal.repair import JournalRepairReport, repair_journal
@@ -55,7 +55,7 @@ from kvspool.journal.walking import last_whole, walk
 from kvspool.kernel.tail_py import BUSY, SLOW, Tail
 from kvspool.log import Log
 from kvspool.options import TIMEOUT, Durability, Isolation, Progress, Start, check_isolation
-from kvspool.producers import Booking
+from kvspool.producers import BatchTransaction
 from kvspool.reader import Lag, ReaderStats
 from kvspool.record import NO_TIME, Codec, encode, encode_key, encode_keys, listed
 from kvspool.system import forks
@@ -106,9 +106,9 @@ class Journal(Log):
 
     HELPERS = frozenset(
         """
-        append_booked append_records bases clamped committed control cursor cursor_from end_of_read first forked generation
-        lag latest_time locked mode offsets place place_seen prepare_columns read_log_id readable_end records_from refuse_handler
-        segment_of segments_apart settle under_lock
+        append_in_transaction append_records bases clamped committed control cursor cursor_from end_of_read first flush_for_commit forked
+        generation lag latest_time locked mode offsets place place_seen prepare_columns read_log_id readable_end records_from refuse_handler
+        segment_of segments_apart under_lock
         """.split()
     )
 
@@ -131,11 +131,11 @@ class Journal(Log):
         self._id = b""  # once it is known
         self._segments = Segments(path, format)
         self._looking = threading.RLock()  # one thread at a time uses those segments
-        self._indexes: dict[int, Index] = {}
+        self._indexes: dict[int, SegmentIndex] = {}
         self._appender: Appender | None = None
         self._tail: Tail | None = None  # of the appender, if an append to it needs no lock between threads
         self._torn: list[Torn] = []
-        self._flusher = Flusher(self)
+        self._flusher = JournalFlusher(self)
         self._background: Background | None = None
         self._thread_lock = threading.RLock()
         self._is_closed = False
@@ -191,7 +191,7 @@ class Journal(Log):
 
     def prepare(
         self, values: Iterable[Any], keys: Iterable[bytes | str | None] | None = None, type: int = 0, timestamp: int | None = None
-    ) -> Batch:
+    ) -> JournalBatch:
         encoded, codecs = self._encoded(listed(values))
         if timestamp is None:
             timestamp = None if self.format.has_timestamps else 0
@@ -199,7 +199,7 @@ class Journal(Log):
             times.refuse_ahead(timestamp)
         else:
             self._refuse("timestamps")
-        batch = Batch(encoded, None if keys is None else listed(keys, "keys"), type, timestamp, codecs=codecs)  # type: ignore[arg-type]
+        batch = JournalBatch(encoded, None if keys is None else listed(keys, "keys"), type, timestamp, codecs=codecs)  # type: ignore[arg-type]
         try:
             self._check(batch)
         except TypeError:
@@ -216,7 +216,7 @@ class Journal(Log):
         encoded = [encode(value, self._codec) for value in values]
         return [value for value, _ in encoded], bytes(codec for _, codec in encoded)
 
-    def append_batch(self, batch: Batch, timeout: float | None = None, durable: bool = False, at: int | None = None) -> range:
+    def append_batch(self, batch: JournalBatch, timeout: float | None = None, durable: bool = False, at: int | None = None) -> range:
         """Append encoded records, each with its own type and time if given; see `append_many`.
 
         at: the required sequence of the first one; in the format kvj it may be later than the next one. Raises OutOfRange if it is
@@ -240,7 +240,7 @@ class Journal(Log):
         columns = [JournalColumns(part, codec) for part in parts(batch)]
         return self.append_prepared(self.prepare_columns(columns), timeout, durable, at)
 
-    def prepare_columns(self, parts: list[JournalColumns], rows: memoryview | None = None) -> Rows:
+    def prepare_columns(self, parts: list[JournalColumns], rows: memoryview | None = None) -> JournalRows:
         """Prepare and check a batch for `append_prepared`: the given rows (int32 numbers; None: all) of each part."""
         from kvspool.journal.columns import ColumnRows
 
@@ -259,16 +259,18 @@ class Journal(Log):
             self.format.check_columns(part)
         return ColumnRows(parts, [rows] * len(parts))
 
-    def append_records(self, records: Records, at: int, behind: int | None = None) -> range:
-        """Append records laid out by `journal.columns.Records`, in the format kvj; see `append_batch`. behind: as for `append_prepared`."""
+    def append_records(self, records: Records, at: int, expected: int | None = None) -> range:
+        """Append records laid out by `journal.columns.Records`, in the format kvj; see `append_batch`. expected: as for
+        `append_prepared`.
+        """
         self.format.check_columns(records)
-        return self.append_prepared(records, at=at, behind=behind)
+        return self.append_prepared(records, at=at, expected=expected)
 
     def append_prepared(
-        self, batch: Rows, timeout: float | None = None, durable: bool = False, at: int | None = None, behind: int | None = None
+        self, batch: JournalRows, timeout: float | None = None, durable: bool = False, at: int | None = None, expected: int | None = None
     ) -> range:
-        """Append a prepared batch under one lock; see `append_batch`. behind: the next sequence according to the caller; raises OutOfRange
-        if it is another one, and nothing is written then.
+        """Append a prepared batch under one lock; see `append_batch`. expected: the next sequence according to the caller; raises
+        OutOfRange if it is another one, and nothing is written then.
         """
         timeout = self.timeout if timeout is None else timeout
         if not batch.rows:
@@ -276,37 +278,37 @@ class Journal(Log):
             return range(end, end)
 
         def work(appender: Appender, page: Page) -> range:
-            if behind is not None and page.next_sequence != behind:
-                raise OutOfRange(f"{self.path} continues at sequence {page.next_sequence}, not at {behind}; nothing was written")
+            if expected is not None and page.next_sequence != expected:
+                raise OutOfRange(f"{self.path} continues at sequence {page.next_sequence}, not at {expected}; nothing was written")
             return appender.append(batch, page, at)
 
         sequences = self.under_lock(timeout, work)
-        self._settle_durability(sequences, timeout, durable)
+        self._apply_durability(sequences, timeout, durable)
         return sequences
 
-    def _settle_durability(self, sequences: range, timeout: float, durable: bool) -> None:
+    def _apply_durability(self, sequences: range, timeout: float, durable: bool) -> None:
         """Apply the durability level to appended records."""
         if durable or self.durability == "disk":
             self._make_durable(sequences.start, sequences.stop, timeout)
         elif self.durability == "os":
             self._start_background()
 
-    def append_booked(self, rows: Rows, booking: Booking, timeout: float | None, durable: bool) -> None:
+    def append_in_transaction(self, rows: JournalRows, transaction: BatchTransaction, timeout: float | None, durable: bool) -> None:
         """Append a prepared batch of a producer under one lock; see `kvspool.producers`."""
         timeout = self.timeout if timeout is None else timeout
 
         def work(appender: Appender, page: Page) -> range:
-            with booking.kept(page.next_sequence, producing.JournalProducing(self).place(appender.control)) as may_append:
+            with transaction.kept(page.next_sequence, producing.JournalProducing(self).location(appender.control)) as may_append:
                 return appender.append(rows, page, advice=AGAIN) if may_append and rows.rows else range(0)
 
         sequences = self.under_lock(timeout, work)
         if sequences:
-            self._settle_durability(sequences, timeout, durable)
+            self._apply_durability(sequences, timeout, durable)
 
     def _producing(self) -> producing.JournalProducing:
         return producing.JournalProducing(self)
 
-    def _check(self, batch: Batch) -> None:
+    def _check(self, batch: JournalBatch) -> None:
         """Raise TypeError, ValueError or TooLarge for an invalid batch."""
         for name, many in (("keys", batch.keys), ("types", batch.types), ("timestamps", batch.timestamps)):
             if many is not None and len(many) != len(batch.values):
@@ -366,9 +368,9 @@ class Journal(Log):
             self.format.prepare(self.path)
             control = Control(self.format.lock_file(self.path), mode)
             try:
-                room = Room(self.format, self.offsets) if self.format.total_bytes or self.format.trims_consumed else None
-                accounts = Accounts(self.path, lambda: self.log_id) if self.format.has_producers else None
-                appender = Appender(self.segments_apart(), control, mode, timeout, self._torn, room, trim.on_roll(self), accounts)
+                room = AppenderRetention(self.format, self.offsets) if self.format.total_bytes or self.format.trims_consumed else None
+                producers = ProducerStates(self.path, lambda: self.log_id) if self.format.has_producers else None
+                appender = Appender(self.segments_apart(), control, mode, timeout, self._torn, room, trim.on_roll(self), producers)
             except BaseException:
                 control.close()
                 raise
@@ -409,11 +411,11 @@ class Journal(Log):
         """Return the sequence at which a read of the present records ends."""
         return self.readable_end() if check_isolation(isolation) == "appended" else self.extent(isolation)[1]
 
-    def place_seen(self, start: Start, isolation: Isolation) -> Place:
+    def place_seen(self, start: Start, isolation: Isolation) -> SegmentPlace:
         """Return the place of a start; with the isolation "synced" the latest one is the end of the records on disk."""
         return self.place(self.extent(isolation)[1] if start == "latest" and check_isolation(isolation) == "synced" else start)
 
-    def cursor_from(self, place: Place, end: int | None, isolation: Isolation = "appended") -> Cursor:
+    def cursor_from(self, place: SegmentPlace, end: int | None, isolation: Isolation = "appended") -> Cursor:
         self.check_open()
         limit = self._synced if check_isolation(isolation) == "synced" else None
         if limit is None and end is None and self.format.reads_zeros and self._word_before_restart() is not None:
@@ -475,7 +477,7 @@ class Journal(Log):
         least = self.format.least_bytes
         return min(super().__len__(), sum(self._segments.size_of(base) // least for base in self._bases()))
 
-    def place(self, start: Start) -> Place:
+    def place(self, start: Start) -> SegmentPlace:
         """Return the place of a start: "earliest", "latest", a sequence, or an aware datetime.
 
         A trimmed sequence gives the oldest place, with that sequence expected: reading then reports the Gap. Raises OutOfRange for a
@@ -485,7 +487,7 @@ class Journal(Log):
         if start == "latest":
             return self._end(bases)[0]
         if start == "earliest":
-            return Place(bases[0], 0, bases[0])
+            return SegmentPlace(bases[0], 0, bases[0])
         if isinstance(start, datetime):
             return self._place_of_time(start, bases)
         if isinstance(start, int) and not isinstance(start, bool) and start >= 0:
@@ -496,32 +498,32 @@ class Journal(Log):
         """Return a stored sequence, or the end if that is earlier: the journal was cut, or restored from a backup."""
         return min(sequence, self.end())
 
-    def _place_of(self, sequence: int, bases: list[int]) -> Place:
+    def _place_of(self, sequence: int, bases: list[int]) -> SegmentPlace:
         base = self._segments.holding(sequence, bases)
         if base is None:
-            return Place(bases[0], 0, sequence)
+            return SegmentPlace(bases[0], 0, sequence)
         if sequence == base:
-            return Place(base, 0, sequence)
+            return SegmentPlace(base, 0, sequence)
         end, _ = self._end(bases)
         if sequence > end.sequence:
             raise OutOfRange(f"sequence {sequence} has not been written yet; the next one of {self.path} is {end.sequence}")
         if sequence == end.sequence:
             return end
-        found = Place(base, 0, base)
+        found = SegmentPlace(base, 0, base)
         with suppress(Corruption):  # of its header: reading skips that
             found = self._seek(base, until=sequence) or found
         there = -1 if found.sequence == sequence else found.sequence  # it stopped earlier, at damage: reading will pass it
         return found._replace(sequence=sequence, there=there)
 
-    def _place_of_time(self, time: datetime, bases: list[int]) -> Place:
+    def _place_of_time(self, time: datetime, bases: list[int]) -> SegmentPlace:
         self.format.refuse_time()
         if time.tzinfo is None:
             raise ValueError(f"a time without a zone is ambiguous: {time}; pass an aware datetime")
         before = min(round(time.timestamp() * 1e6) * 1000 - 1, LAST_TIME)
         if before < NO_TIME:  # a time that is earlier than any that a record can have
-            return Place(bases[0], 0, bases[0])
+            return SegmentPlace(bases[0], 0, bases[0])
         base = self._last_begun(before, bases)
-        place = Place(base, 0, base)
+        place = SegmentPlace(base, 0, base)
         with suppress(Corruption):  # of its header: reading skips that
             place = self._seek(base, timestamp=before) or place
         return self._pass(place, before)[0]
@@ -544,7 +546,7 @@ class Journal(Log):
                 high = at - 1
         return found
 
-    def _pass(self, place: Place, before: int) -> tuple[Place, int | None]:
+    def _pass(self, place: SegmentPlace, before: int) -> tuple[SegmentPlace, int | None]:
         """Skip the records of a segment that aren't later than a time, and the damage before each of them.
 
         Return the place after them, and the timestamp of the next record in the segment, None if there is none.
@@ -553,14 +555,14 @@ class Journal(Log):
             place = self._walk_on(found[1], before)
         return place, None if found is None else found[0]
 
-    def _walk_on(self, place: Place, before: int) -> Place:
+    def _walk_on(self, place: SegmentPlace, before: int) -> SegmentPlace:
         """Return the place in the same segment after the following records that aren't later than a time."""
         with self._looking:
             segment = self._segments.get(place.base)
             if segment is None:
                 return place
             found = walk(self.format, segment, place.position, place.sequence, segment.size(), timestamp=before)
-            return Place(place.base, found.size, found.sequence)
+            return SegmentPlace(place.base, found.size, found.sequence)
 
     def _first_time(self, base: int, *, is_checked: bool = False) -> int:
         """Return the timestamp of a segment's first record, from the head of its frame; LAST_TIME if it has none, or a damaged one.
@@ -583,9 +585,9 @@ class Journal(Log):
         time = LAST_TIME
         with suppress(Corruption):  # of an archive: reading reports it
             time = self._first_time(base, is_checked=True)
-        return time if NO_TIME < time < LAST_TIME else self._pass(Place(base, 0, base), NO_TIME)[1]
+        return time if NO_TIME < time < LAST_TIME else self._pass(SegmentPlace(base, 0, base), NO_TIME)[1]
 
-    def _time_from(self, place: Place) -> tuple[int, Place] | None:
+    def _time_from(self, place: SegmentPlace) -> tuple[int, SegmentPlace] | None:
         """Return the timestamp of the first sound record from a place on, and the place after it; None if the segment has none."""
         with self._looking:
             cursor = Cursor(self._segments, place, None)
@@ -595,9 +597,9 @@ class Journal(Log):
                     pass
             if not times or cursor.base != place.base:
                 return None
-            return times[0], Place(cursor.base, cursor.position, cursor.sequence)
+            return times[0], SegmentPlace(cursor.base, cursor.position, cursor.sequence)
 
-    def _seek(self, base: int, until: int | None = None, timestamp: int | None = None) -> Place | None:
+    def _seek(self, base: int, until: int | None = None, timestamp: int | None = None) -> SegmentPlace | None:
         """Return the place of a sequence, or after a time, in a segment; None if the segment was removed."""
         with self._looking:
             segment = self._segments.get(base)
@@ -605,25 +607,25 @@ class Journal(Log):
                 return None
             known = None if until is None else self.format.place_in(base, until)
             if known is not None and until is not None:
-                return Place(base, known, until)
+                return SegmentPlace(base, known, until)
             begin, size = self._segments.begin_of(segment), segment.size()
             start, sequence = begin, base
             if size - begin > STRIDE:
                 start, sequence = self._index(base).start(segment, begin, until, timestamp, size)
             found = walk(self.format, segment, start, sequence, size, until, timestamp)
-            return Place(base, found.size, found.sequence)
+            return SegmentPlace(base, found.size, found.sequence)
 
-    def _index(self, base: int) -> Index:
+    def _index(self, base: int) -> SegmentIndex:
         """Return the index of a segment. Those of the last used segments are kept."""
         index = self._indexes.pop(base, None)
         if index is None:
-            index = Index(self.format, base, self._segments.index_path(base))
+            index = SegmentIndex(self.format, base, self._segments.index_path(base))
         self._indexes[base] = index
         if len(self._indexes) > INDEXES:
             del self._indexes[next(iter(self._indexes))]
         return index
 
-    def _end(self, bases: list[int]) -> tuple[Place, int]:
+    def _end(self, bases: list[int]) -> tuple[SegmentPlace, int]:
         """Return the place after the last record, according to the writers if the last segment agrees, otherwise according to its frames;
         and the state of the bytes there: SHORT for a part of a frame, DAMAGED or JUMPED for others.
         """
@@ -631,13 +633,13 @@ class Journal(Log):
             page = page_file.look(self.format.lock_file(self.path))
             segment = self._segments.get(bases[-1])
             if segment is None:
-                return self._end(self._bases()) if self._segments.bases() else (Place(bases[-1], 0, bases[-1]), WHOLE)
+                return self._end(self._bases()) if self._segments.bases() else (SegmentPlace(bases[-1], 0, bases[-1]), WHOLE)
             size = segment.size()
             if page.base == segment.base and page.end == size and page.end:
-                return Place(page.base, page.end, page.next_sequence), WHOLE
+                return SegmentPlace(page.base, page.end, page.next_sequence), WHOLE
             begin, sequence = self._segments.begin_of(segment), segment.base
             if not begin and self.format.header_bytes:
-                return Place(segment.base, 0, segment.base), WHOLE  # it is being created
+                return SegmentPlace(segment.base, 0, segment.base), WHOLE  # it is being created
             size = max(size, begin)  # the header may have been written after the size was read
             if page.base == segment.base and begin <= page.end <= size:
                 begin, sequence = page.end, page.next_sequence
@@ -645,7 +647,7 @@ class Journal(Log):
             before = self._word_before_restart() if self.format.reads_zeros else None
             if before is not None:
                 found = self.format.true_end(segment, begin, found, before.synced_sequence)
-            return Place(segment.base, found.size, found.sequence), found.stop
+            return SegmentPlace(segment.base, found.size, found.sequence), found.stop
 
     def _word_before_restart(self) -> Page | None:
         """Return the writers' last page from before a restart of the machine, if the segments were not checked since."""
@@ -680,9 +682,9 @@ class Journal(Log):
 
     # Durable readers.
 
-    def settle(self, sequence: int) -> None:
+    def flush_for_commit(self, sequence: int) -> None:
         """Flush the records below a sequence, for a reader that is about to commit it. Raises Poisoned."""
-        self._flusher.settle(sequence)
+        self._flusher.flush_for_commit(sequence)
 
     def committed(self) -> None:
         """Remove segments that every durable reader has committed, if the format does so automatically. Never raises."""

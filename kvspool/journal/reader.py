@@ -10,7 +10,7 @@ import msgspec
 
 from kvspool.engine.iteration import Iterations, check_timeout
 from kvspool.errors import Closed, GapError, OutOfRange, Truncated
-from kvspool.journal.cursor import Cursor, Following, Place, Reading
+from kvspool.journal.cursor import Cursor, Following, Reading, SegmentPlace
 from kvspool.journal.offsets import Lease
 from kvspool.options import Isolation, OnGap, Start, check_isolation
 from kvspool.reader import Lag, Reader
@@ -35,7 +35,7 @@ class Consumer(msgspec.Struct, frozen=True):
 
 
 class ReadableJournal(Protocol):
-    """What `kvspool.journal.Journal` does for its readers; see there."""
+    """The part of `kvspool.journal.Journal` for its readers."""
 
     offsets: Offsets
 
@@ -45,19 +45,19 @@ class ReadableJournal(Protocol):
 
     def committed(self) -> None: ...
 
-    def cursor_from(self, place: Place, end: int | None, isolation: Isolation = "appended") -> Cursor: ...
+    def cursor_from(self, place: SegmentPlace, end: int | None, isolation: Isolation = "appended") -> Cursor: ...
 
     def end_of_read(self, isolation: Isolation) -> int: ...
 
     def lag(self, sequence: int) -> Lag: ...
 
-    def place(self, start: Start) -> Place: ...
+    def place(self, start: Start) -> SegmentPlace: ...
 
-    def place_seen(self, start: Start, isolation: Isolation) -> Place: ...
+    def place_seen(self, start: Start, isolation: Isolation) -> SegmentPlace: ...
 
     def readable_end(self) -> int: ...
 
-    def settle(self, sequence: int) -> None: ...
+    def flush_for_commit(self, sequence: int) -> None: ...
 
 
 class JournalReader(Reader):
@@ -107,7 +107,7 @@ class JournalReader(Reader):
     def commit(self) -> int:
         self._check_open()
         if self._committed != self._sequence:
-            self._journal.settle(self._sequence)  # or a crash of the machine would leave us ahead of the journal
+            self._journal.flush_for_commit(self._sequence)  # or a crash of the machine would leave us ahead of the journal
             self._offsets.store(self.name, self._sequence)
             self._committed = self._sequence
             self._journal.committed()
@@ -136,7 +136,7 @@ class JournalReader(Reader):
         self._check_open()
         return self._journal.cursor_from(self._place(), end, self.isolation)
 
-    def _place(self) -> Place:
+    def _place(self) -> SegmentPlace:
         return self._journal.place(self._journal.clamped(self._sequence))
 
     # Opening and closing.
@@ -211,7 +211,7 @@ class _Moving(Reading):
         self._batch.rise()
         self._batch.clear()
         self.cursor = self._owner.cursor(before.end)
-        self.cursor.lost = before.lost
+        self.cursor.missed = before.missed
         before.close()
 
 

@@ -30,14 +30,14 @@ SKIPPABLE, SEEKABLE = 0x184D2A5E, 0x8F92EAB1
 HAS_CHECKSUMS, UNUSED_BITS = 0x80, 0x03
 
 
-class Head(NamedTuple):
+class SkippableHead(NamedTuple):
     """The head of a skippable frame, before the table."""
 
     magic: Annotated[int, "I", "0x184D2A5E"]
     size: Annotated[int, "I", "bytes that follow up to the end of the file"]
 
 
-class Entry(NamedTuple):
+class BlockEntry(NamedTuple):
     """One block, in order."""
 
     stored: Annotated[int, "I", "bytes of its zstd frame"]
@@ -53,8 +53,8 @@ class Footer(NamedTuple):
     magic: Annotated[int, "I", "0x8F92EAB1"]
 
 
-HEAD = Layout(Head)
-ENTRY = Layout(Entry)
+HEAD = Layout(SkippableHead)
+ENTRY = Layout(BlockEntry)
 FOOTER = Layout(Footer)
 
 
@@ -76,18 +76,18 @@ def compressed(read: Callable[[int, int], bytes], size: int, level: int) -> Iter
     for at in range(0, size, BLOCK):
         block = read(at, min(BLOCK, size - at))
         frame = compressor.compress(block)
-        entries.append(Entry(len(frame), len(block), int.from_bytes(frame[-4:], "little")))
+        entries.append(BlockEntry(len(frame), len(block), int.from_bytes(frame[-4:], "little")))
         yield frame
     yield packed(entries)
 
 
-def packed(entries: list[Entry]) -> bytes:
+def packed(entries: list[BlockEntry]) -> bytes:
     """Return the bytes of a table, including the skippable frame around it."""
     body = b"".join(map(ENTRY.pack, entries))
-    return HEAD.pack(Head(SKIPPABLE, len(body) + FOOTER.size)) + body + FOOTER.pack(Footer(len(entries), HAS_CHECKSUMS, SEEKABLE))
+    return HEAD.pack(SkippableHead(SKIPPABLE, len(body) + FOOTER.size)) + body + FOOTER.pack(Footer(len(entries), HAS_CHECKSUMS, SEEKABLE))
 
 
-def table_of(fd: int) -> list[Entry]:
+def table_of(fd: int) -> list[BlockEntry]:
     """Return the table of an open file. Raises Corruption for an impossible one."""
     end = system.port.status(fd).st_size
     footer = FOOTER.unpack(_read(fd, FOOTER.size, end - FOOTER.size))
@@ -111,7 +111,7 @@ def size_of(path: Path) -> int:
         return sum(one.size for one in table_of(fd))
 
 
-def decompressed(fd: int, at: int, entry: Entry) -> bytes:
+def decompressed(fd: int, at: int, entry: BlockEntry) -> bytes:
     """Return the content of the block at byte `at` of an open file. Raises Corruption if it doesn't match the table, MissingExtra."""
     zstd = library()
     frame = _read(fd, entry.stored, at)
@@ -125,7 +125,7 @@ def decompressed(fd: int, at: int, entry: Entry) -> bytes:
         raise Corruption(str(error)) from None
 
 
-def beginning(fd: int, at: int, entry: Entry, size: int) -> bytes:
+def beginning(fd: int, at: int, entry: BlockEntry, size: int) -> bytes:
     """Return the first bytes of the block at byte `at`, at most `LARGEST_PIECE`; none if they are damaged. The checksum is not compared."""
     zstd = library()
     decompressor = zstd.ZstdDecompressor(max_window_size=LARGEST_BLOCK).decompressobj()

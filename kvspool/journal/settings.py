@@ -12,13 +12,15 @@ from typing import Annotated
 import msgspec
 
 from kvspool import system
+from kvspool.errors import UnknownVersion
 from kvspool.journal.retention import Retention
 from kvspool.options import Durability
+from kvspool.record import PORTABLE, STRUCTURED
 from kvspool.system import disk, documents
 
 NAME = "kvspool.json"
 LARGEST = 65536  # bytes
-CODECS = ("json", "msgpack")
+CODECS = tuple(name for name in STRUCTURED if name in PORTABLE)
 FAULT = "doesn't contain the settings of the journal"
 ADVICE = "remove it to open with the defaults"
 
@@ -39,8 +41,6 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     id: Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{32})?\Z")] = ""
 
     def __post_init__(self) -> None:
-        if self.codec not in CODECS:
-            raise ValueError(f"a journal's codec is one of {', '.join(CODECS)}, not {self.codec!r}")
         if self.sync_interval is not None and not 0 < self.sync_interval < float("inf"):
             raise ValueError(f"sync_interval is a number of seconds, not {self.sync_interval}")
 
@@ -51,13 +51,17 @@ def new_id() -> str:
 
 
 def load(directory: Path) -> Settings | None:
-    """Return the settings in a directory; None if there are none. Raises Corruption."""
+    """Return the settings in a directory; None if there are none. Raises Corruption; UnknownVersion for an unknown codec."""
     try:
-        return documents.load(directory / NAME, Settings, LARGEST, FAULT, ADVICE)
+        found = documents.load(directory / NAME, Settings, LARGEST, FAULT, ADVICE)
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
             raise
         return None
+    if found is not None and found.codec not in CODECS:
+        known = f"this kvspool knows {', '.join(CODECS)}"
+        raise UnknownVersion(f"{directory / NAME}: written by a newer kvspool, with the codec {found.codec!r}; {known}; upgrade it")
+    return found
 
 
 def store(directory: Path, settings: Settings, mode: int) -> None:

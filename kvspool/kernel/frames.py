@@ -7,20 +7,15 @@ from typing import TYPE_CHECKING
 from kvspool.kernel.twins import choose
 
 if TYPE_CHECKING:
-    from kvspool.kernel.frames_py import (
-        Batch,
-        FrameReader,
-        FrameSurvey,
-        FrameWriter,
-        Items,
-        Ring,
-        RingSleeper,
-        Single,
-        crc32c,
-        measure,
-        measure_columns,
-    )
+    from kvspool.kernel.batch_py import Batch, Items, RingSleeper
+    from kvspool.kernel.frames_py import crc32c
+    from kvspool.kernel.reader_py import FrameReader
+    from kvspool.kernel.ring_py import Ring
+    from kvspool.kernel.single_py import Single
+    from kvspool.kernel.survey_py import FrameSurvey
+    from kvspool.kernel.writer_py import FrameWriter, measure, measure_columns
 
+PARTS = ("ring", "reader", "batch", "end", "writer", "single", "survey")
 __all__ = [
     "TWIN",
     "Batch",
@@ -35,4 +30,4 @@ __all__ = [
     "measure",
     "measure_columns",
 ]
-TWIN = choose(globals(), [name for name in __all__ if name != "TWIN"])
+TWIN = choose(globals(), [name for name in __all__ if name != "TWIN"], parts=PARTS)

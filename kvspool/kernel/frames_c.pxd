@@ -1,4 +1,4 @@
-# The C types of frames_py.py, under whose name it is compiled; the algorithms are there and only there.
+# The C types of the sources that are compiled into one module, see frames_py.py; the algorithms are there and only there.
 import cython
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
@@ -193,22 +193,12 @@ cdef class Items:
     cdef object refill
 
 
-cdef class Bulk
-
-
-@cython.final
-cdef class FrameWriter(Ring):
-    cdef readonly AppendLock lock
-    cdef object keeper
+cdef class RingEnd(Ring):
     cdef int data_fd
     cdef object front_owner
     cdef uint64_t *front
     cdef object holder_owner
     cdef uint64_t *holder
-    cdef int process
-    cdef readonly bint is_one_step
-    cdef int64_t era
-    cdef public int64_t look_at
     cdef public bint has_watchers
     cdef bint has_sleepers
     cdef uint64_t published
@@ -229,19 +219,16 @@ cdef class FrameWriter(Ring):
     cdef uint64_t counted
     cdef public int64_t clock
 
-    @cython.locals(now=int64_t, sequence=int64_t)
-    cpdef int64_t append(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp, int64_t era=*, int64_t patience=*) except? -9
-    cdef int64_t append_locked(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp, int64_t now) except? -9
-    @cython.locals(now=int64_t, done=object)
-    cpdef object append_many(self, list keys, list values, uint64_t type, int64_t timestamp)
-    @cython.locals(longest=int64_t, stored=uint64_t, first=uint64_t)
-    cpdef object append_bulk(self, Bulk bulk)
-    cpdef object locked(self, object work)
-    cpdef void ring(self) except *
     @cython.locals(tail=uint64_t, at=Py_ssize_t)
     cpdef uint64_t begin(self) except? 0
     @cython.locals(at=Py_ssize_t, head=uint64_t)
     cdef void sign(self) noexcept
+    @cython.locals(other=Py_ssize_t, wanted=uint64_t)
+    cpdef void publish(self) noexcept
+    @cython.locals(at=Py_ssize_t, number=uint64_t, _series=int, bucket=Py_ssize_t)
+    cdef void count(self) noexcept
+    @cython.locals(block=Py_ssize_t, at=Py_ssize_t, first=uint64_t, known=uint64_t)
+    cdef void index(self, uint64_t position, uint64_t offset, uint64_t sequence, int64_t timestamp) noexcept
     @cython.locals(changed=uint64_t)
     cpdef bint admits(self, uint64_t end) except -1
     @cython.locals(head=uint64_t, floor=uint64_t, place=uint64_t, slot=Py_ssize_t, at=Py_ssize_t)
@@ -266,10 +253,6 @@ cdef class FrameWriter(Ring):
         self, uint64_t position, const int32_t[::1] rows, Py_ssize_t count, const int32_t[::1] key_offsets, const uint8_t[::1] has_key,
         const int32_t[::1] value_offsets
     ) except? 0
-    @cython.locals(
-        key_length=Py_ssize_t, key_tag=uint64_t, content=uint64_t, stored=uint64_t, position=uint64_t, offset=uint64_t
-    )
-    cdef int put_value(self, bytes key, bytes value, uint64_t type, uint64_t codec, int64_t timestamp) except -1
     @cython.locals(stored=uint64_t, quarter=uint64_t, room=uint64_t, head=uint64_t, offset=uint64_t)
     cdef uint64_t make_way(self, uint64_t content) except? 0
     @cython.locals(at=Py_ssize_t, state=uint32_t)
@@ -286,12 +269,33 @@ cdef class FrameWriter(Ring):
     @cython.locals(offset=uint64_t, length=uint64_t, first=uint64_t)
     cdef bint is_pinned(self, uint64_t start, uint64_t end) noexcept
     cdef bint may_be_oldest(self, int found, uint64_t least, uint64_t position) noexcept
-    @cython.locals(block=Py_ssize_t, at=Py_ssize_t, first=uint64_t, known=uint64_t)
-    cdef void index(self, uint64_t position, uint64_t offset, uint64_t sequence, int64_t timestamp) noexcept
-    @cython.locals(other=Py_ssize_t, wanted=uint64_t)
-    cpdef void publish(self) noexcept
-    @cython.locals(at=Py_ssize_t, number=uint64_t, _series=int, bucket=Py_ssize_t)
-    cdef void count(self) noexcept
+
+
+cdef class Bulk
+
+
+@cython.final
+cdef class FrameWriter(RingEnd):
+    cdef readonly AppendLock lock
+    cdef object keeper
+    cdef int process
+    cdef readonly bint is_one_step
+    cdef int64_t era
+    cdef public int64_t look_at
+
+    @cython.locals(now=int64_t, sequence=int64_t)
+    cpdef int64_t append(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp, int64_t era=*, int64_t patience=*) except? -9
+    cdef int64_t append_locked(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp, int64_t now) except? -9
+    @cython.locals(now=int64_t, done=object)
+    cpdef object append_many(self, list keys, list values, uint64_t type, int64_t timestamp)
+    @cython.locals(longest=int64_t, stored=uint64_t, first=uint64_t)
+    cpdef object append_bulk(self, Bulk bulk)
+    cpdef object locked(self, object work)
+    cpdef void ring(self) except *
+    @cython.locals(
+        key_length=Py_ssize_t, key_tag=uint64_t, content=uint64_t, stored=uint64_t, position=uint64_t, offset=uint64_t
+    )
+    cdef int put_value(self, bytes key, bytes value, uint64_t type, uint64_t codec, int64_t timestamp) except -1
     @cython.locals(
         count=Py_ssize_t, data="uint8_t *", words="uint64_t *", seed=uint32_t, indexed=uint64_t, position=uint64_t, limit=uint64_t,
         lap=uint64_t, sequence=uint64_t, last=int64_t, codec=uint64_t, at=Py_ssize_t, key="const uint8_t *", value="const uint8_t *",

@@ -2,7 +2,7 @@
 import cython
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
-cimport kvspool.kernel.frames_c as frames
+cimport kvspool.kernel.frames_c as batches
 cimport kvspool.kernel.machine as native
 
 cdef int OVERFLOW, IGNORED, LINKS, WRITTEN
@@ -30,7 +30,7 @@ cdef class Waiting:
     cpdef set keys_of(self, bytes data)
 
 
-cdef class FileSleeper(frames.Sleeper):
+cdef class FileSleeper(batches.Sleeper):
     cdef Waiting waiting
     cdef object cursor
     cdef object scan

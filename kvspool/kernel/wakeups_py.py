@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Any, NoReturn
 
-import kvspool.kernel.frames_py as frames
+import kvspool.kernel.batch_py as batches
 import kvspool.kernel.machine as native
 from kvspool import system
 from kvspool.system.handles import refuse_copy
@@ -107,7 +107,7 @@ class Waiting:
         return found
 
 
-class FileSleeper(frames.Sleeper):
+class FileSleeper(batches.Sleeper):
     """Sleeps until frames are written to a file, and copies the next ones out; for a cursor that expects nothing else.
 
     Every other event is left to the caller: the file or its directory may be removed, or the next file may exist.

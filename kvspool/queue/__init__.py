@@ -11,8 +11,9 @@ protocol.
 """
 
 from kvspool.errors import QueueEmpty, QueueFull
+from kvspool.queue.contents import QueueStats
 from kvspool.queue.header import is_queue
-from kvspool.queue.queue import ChunkQueue, QueueStats
+from kvspool.queue.queue import ChunkQueue
 from kvspool.queue.repair import QueueRepairReport, repair, verify
 from kvspool.queue.survey import QueueVerifyReport
 

@@ -183,7 +183,7 @@ class Chain(Handle):
             self.consume()
 
     def _refer_to(self, id: int) -> None:
-        system.port.write(self.fd, format.HEADER.pack(format.Header(id)), 0)
+        system.port.write(self.fd, format.HEADER.pack(format.QueueHeader(id)), 0)
 
     # Entries.
 

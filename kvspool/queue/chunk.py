@@ -60,7 +60,7 @@ class Chunk(Handle):
 
     def link(self, id: int) -> None:
         """Store the reference to the next chunk, which is complete; handles waiting at this one wake up."""
-        system.port.write(self.fd, format.HEADER.pack(format.Header(id)), loops.NEXT)
+        system.port.write(self.fd, format.HEADER.pack(format.QueueHeader(id)), loops.NEXT)
 
 
 def refuse_unsound(path: Path, status: os.stat_result) -> None:

@@ -34,7 +34,7 @@ from kvspool.system.descriptor import Descriptor
 from kvspool.system.handles import Handle
 
 
-class Flusher(Handle):
+class QueueFlusher(Handle):
     """Flushes a queue for one handle; all of its threads may use it."""
 
     def __init__(self, path: Path, held: Callable[[], AbstractContextManager[Chain]]) -> None:

@@ -16,7 +16,7 @@ from kvspool.engine.layout import Layout
 from kvspool.kernel import chunks_py as loops
 
 
-class Header(NamedTuple):
+class QueueHeader(NamedTuple):
     """The whole header file."""
 
     first_chunk: Annotated[int, "H", "id of the first chunk; 0: the queue is empty"]
@@ -36,7 +36,7 @@ class EntryHead(NamedTuple):
     length: Annotated[int, "H", "number of bytes that follow"]
 
 
-HEADER = Layout(Header, ">")
+HEADER = Layout(QueueHeader, ">")
 CHUNK_HEAD = Layout(ChunkHead, ">")
 ENTRY_HEAD = Layout(EntryHead, ">")
 FRESH = CHUNK_HEAD.pack(ChunkHead(loops.FIRST_ENTRY, loops.FIRST_ENTRY, 0))

@@ -22,14 +22,11 @@ from pathlib import Path
 from threading import get_ident
 from typing import TypeVar
 
-import msgspec
-
 from kvspool import system
 from kvspool.engine import locks, sizes
 from kvspool.engine.background import SYNC_INTERVAL, Background
 from kvspool.errors import (
     Closed,
-    Corruption,
     KvspoolError,
     LockTimeout,
     LogExists,
@@ -41,39 +38,19 @@ from kvspool.errors import (
     Unsettled,
 )
 from kvspool.kernel import chunks_py as loops
-from kvspool.kernel.chunks import Ends, copies, count
+from kvspool.kernel.chunks import Ends
 from kvspool.options import DURABILITIES, Durability
-from kvspool.queue import format, header
+from kvspool.queue import contents, format, header
 from kvspool.queue.chain import Chain
-from kvspool.queue.chunk import Chunk, file_size, refuse_shorter
-from kvspool.queue.flusher import Flusher
-from kvspool.queue.sleeper import Sleeper, Watched
+from kvspool.queue.chunk import Chunk, file_size
+from kvspool.queue.contents import ChunkPart, QueueStats
+from kvspool.queue.flusher import QueueFlusher
+from kvspool.queue.sleeper import QueueSleeper, Watched
 from kvspool.system import filesystems, forks
 from kvspool.system.handles import Handle
 
 T = TypeVar("T")
 TIMEOUT = 10.0  # seconds that a handle waits for a lock before LockTimeout names its holder
-BATCH = 256  # entries that are copied at once by an iteration
-
-
-class QueueStats(msgspec.Struct, frozen=True):
-    """The contents of a queue at one moment.
-
-    chunks: number of files; entries, bytes: of the entries that can be taken, without their lengths. size: bytes of the chunk files.
-    chunk_bytes: of the next one; max_chunks: this handle's bound. durability: this handle's; sync_error: errno of its first failed flush, 0
-    if there was none.
-    """
-
-    path: str
-    format: str
-    chunks: int
-    entries: int
-    bytes: int
-    size: int
-    chunk_bytes: int
-    max_chunks: int
-    durability: str
-    sync_error: int
 
 
 class ChunkQueue(Handle):
@@ -111,8 +88,8 @@ class ChunkQueue(Handle):
     def _reset(self) -> None:
         self._turn = threading.Lock()
         self._inside = 0  # the thread inside an operation
-        self._sleepers: list[Sleeper] = []
-        self._flusher = Flusher(self.path, self._held)
+        self._sleepers: list[QueueSleeper] = []
+        self._flusher = QueueFlusher(self.path, self._held)
         self._chain: Chain | None = None
         self._ends = Ends()
         self._is_quick = False
@@ -266,7 +243,7 @@ class ChunkQueue(Handle):
 
         done = self._wait_for(attempt, block, timeout)
         if self._is_durable and end is not None:
-            self._settle(end[0], -1, end[1], None)
+            self._flush_up_to(end[0], -1, end[1], None)
         if done is None:
             raise QueueFull(f"{self.path} has no room: {self._bound()}; get an entry first", placed)
 
@@ -318,7 +295,7 @@ class ChunkQueue(Handle):
         if taken is None:
             raise QueueEmpty(f"{self.path} has no entry")
         if self._is_durable and end is not None:
-            self._settle(end[0], end[1], -1, taken)
+            self._flush_up_to(end[0], end[1], -1, taken)
         return taken
 
     def get_if(self, predicate: Callable[[bytes], object], block: bool = True, timeout: float | None = None) -> bytes | None:
@@ -341,7 +318,7 @@ class ChunkQueue(Handle):
                 with suppress(KvspoolError, OSError):
                     chain.consume()
             if self._is_durable:
-                self._settle(chunk, end, -1, [entry])
+                self._flush_up_to(chunk, end, -1, [entry])
             return entry
 
     def peek(self, block: bool = True, timeout: float | None = None) -> bytes:
@@ -384,7 +361,7 @@ class ChunkQueue(Handle):
             last = chain.last
             head = -1 if last is None else last.state().head_ptr
         if self._is_durable and last is not None:
-            self._settle(last, head, -1, [])
+            self._flush_up_to(last, head, -1, [])
 
     def _consume(self) -> None:
         """Remove an emptied chunk. If that fails now, the next operation does it, and reports the error."""
@@ -404,42 +381,16 @@ class ChunkQueue(Handle):
 
     def __iter__(self) -> Iterator[bytes]:
         """Yield the present entries without taking them. Entries that others take meanwhile may be left out."""
-        for chunk, at, tail in self._pieces():
-            while at < tail:
-                refuse_shorter(chunk)
-                entries, at = copies(chunk.view, at, tail, BATCH)
-                yield from entries
-                if not entries:
-                    raise Corruption(f"{self.path}: the entry at {at} of a chunk ends after the last one, at {tail}; see kvspool repair")
+        yield from contents.entries(self.path, self._parts())
 
     def qsize(self) -> int:
         """Return the number of entries. They are counted one by one, while others continue."""
-        return self._count()[0]
+        return contents.counted(self.path, self._parts())[0]
 
-    def _count(self) -> tuple[int, int]:
-        """Return the number of entries, and of their bytes."""
-        entries = size = 0
-        for chunk, at, tail in self._pieces():
-            refuse_shorter(chunk)
-            found, end = count(chunk.view, at, tail)
-            if end != tail:
-                raise Corruption(f"{self.path}: the entry at {end} of a chunk ends after the last one, at {tail}; see kvspool repair")
-            entries, size = entries + found, size + tail - at - loops.PREFIX * found
-        return entries, size
-
-    def _pieces(self) -> Iterator[tuple[Chunk, int, int]]:
-        """Yield each chunk, with begin and end of its live entries. These bytes never change."""
+    def _parts(self) -> Iterator[ChunkPart]:
         with self._held() as chain:
             ids, ends = list(chain.ids), {chunk.id: (chunk, chunk.state()) for chunk in (chain.first, chain.last) if chunk is not None}
-        for id in ids:
-            chunk, state = ends.get(id, (None, None))
-            if chunk is None or state is None:
-                try:
-                    chunk = Chunk.open(self.path, id)
-                except FileNotFoundError:
-                    continue  # all of it was taken
-                state = chunk.state()
-            yield chunk, state.head_ptr, state.tail_ptr
+        return contents.parts(self.path, ids, ends)
 
     def empty(self) -> bool:
         """Return whether there is no entry."""
@@ -456,7 +407,7 @@ class ChunkQueue(Handle):
         with self._held() as chain:
             ids, chunk_bytes = list(chain.ids), chain.new_size()
         size = sum(file_size(format.chunk_path(self.path, id)) for id in ids)
-        entries, data = self._count()
+        entries, data = contents.counted(self.path, self._parts())
         return QueueStats(
             path=str(self.path),
             format="qewqew",
@@ -476,7 +427,7 @@ class ChunkQueue(Handle):
         """Return when all puts and gets so far, of any process, are on disk. Raises Poisoned, LockTimeout, Closed."""
         self._flusher.sync(self.timeout)
 
-    def _settle(self, chunk: Chunk, head: int, tail: int, taken: list[bytes] | None) -> None:
+    def _flush_up_to(self, chunk: Chunk, head: int, tail: int, taken: list[bytes] | None) -> None:
         try:
             self._flusher.reach(chunk, head, tail, self.timeout)
         except (KvspoolError, OSError) as error:
@@ -538,9 +489,9 @@ class ChunkQueue(Handle):
         return got
 
     @contextmanager
-    def _asleep(self) -> Iterator[Sleeper]:
+    def _asleep(self) -> Iterator[QueueSleeper]:
         """Return a sleeper that no other thread uses. They are kept, since closing one can take milliseconds."""
-        sleeper = self._sleepers.pop() if self._sleepers else Sleeper()
+        sleeper = self._sleepers.pop() if self._sleepers else QueueSleeper()
         try:
             yield sleeper
         finally:

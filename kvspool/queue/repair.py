@@ -141,7 +141,7 @@ class _Repair(Handle):
         referred = {found.state.next_ref for found in survey.found.values()}
         if not survey.chain:
             first = _beginning(leftovers, referred)
-            system.port.write(self.fd, format.HEADER.pack(format.Header(first)), 0)
+            system.port.write(self.fd, format.HEADER.pack(format.QueueHeader(first)), 0)
             self.done.append(
                 f"{self.path}: the header's reference was dangling; the first chunk is now {first}" if first else f"{self.path}: empty"
             )

@@ -10,7 +10,7 @@ from kvspool.system.handles import Handle
 Watched = tuple[Path, int]  # a file, and its inode
 
 
-class Sleeper(Handle):
+class QueueSleeper(Handle):
     """Watches both ends of one queue; for one thread at a time. The contract is that of `kvspool.engine.wakeups`."""
 
     def __init__(self) -> None:

@@ -31,10 +31,10 @@ from kvspool.system.handles import Handle
 if TYPE_CHECKING:
     from kvspool.engine.eventloops import LoopWatcher
     from kvspool.engine.wakeups import Watcher
-    from kvspool.kernel.frames_py import FrameReader
+    from kvspool.kernel.frames import FrameReader
     from kvspool.keyed import Keys
     from kvspool.spool.keys import KeyTable
-    from kvspool.spool.pair import Pair
+    from kvspool.spool.spool_files import SpoolFiles
 
 T = TypeVar("T", bound=Sized)
 AFTER_RECORDS = "machine restart"  # the reason for sequences missing directly after records
@@ -45,29 +45,29 @@ RUN = 4096  # records that are then copied one by one until the next check wheth
 class Cursor(Handle):
     """Moves a FrameReader over the log, and converts unreadable parts into Gaps.
 
-    `end` is the end of a bounded read: a position and its sequence; None to continue indefinitely. `lost` counts the sequences that were in
-    Gaps; `count_gap` is called for each Gap. With the isolation "synced" no record is read that is not on disk; a Gap may extend past those
-    that are.
+    `end` is the end of a bounded read: a position and its sequence; None to continue indefinitely. `missed` counts the sequences that were
+    in Gaps; `count_gap` is called for each Gap. With the isolation "synced" no record is read that is not on disk; a Gap may extend past
+    those that are.
     """
 
     def __init__(
-        self, pair: Pair, start: tuple[int, int], end: tuple[int, int] | None, reason: str, isolation: Isolation = "appended"
+        self, files: SpoolFiles, start: tuple[int, int], end: tuple[int, int] | None, reason: str, isolation: Isolation = "appended"
     ) -> None:
-        self.pair = pair
+        self.files = files  # others after a resize
         self._is_synced = check_isolation(isolation) == "synced"
-        self.count_gap = pair.count_gap
-        self.reader: FrameReader = pair.reader(*start)
+        self.count_gap = files.count_gap
+        self.reader: FrameReader = files.reader(*start)
         if self._is_synced:
             self.reader.edge = SYNCED
         self.end = end
-        self.lost = 0
+        self.missed = 0
         self._reason = reason  # of the gap before a later frame than expected
         self._overruns = 0  # in a row
 
     @property
     def key_table(self) -> KeyTable | None:
-        """Return the log's key table, if it has one; see `Pair.key_table`."""
-        return self.pair.key_table
+        """Return the log's key table, if it has one; see `SpoolFiles.key_table`."""
+        return self.files.key_table
 
     @property
     def sequence(self) -> int:
@@ -80,8 +80,8 @@ class Cursor(Handle):
 
     def advance(self, take: Callable[..., T], *rest: Any) -> T | Gap:
         """Return the result of `take(end, *rest)` without blocking; a Gap instead; an empty result if there is no record."""
-        if self.pair.is_closed:
-            raise Closed(f"{self.pair.path} was closed; open it again")
+        if self.files.is_closed:
+            raise Closed(f"{self.files.path} was closed; open it again")
         while True:
             end = self.reader.edge_now() if self.end is None else self.end[0]
             taken = take(end, *rest)
@@ -96,7 +96,7 @@ class Cursor(Handle):
                 return taken
             gap = self._pass_over(stop, self.reader.tail() if self.end is None else end)
             if gap is not None:
-                self.lost += gap.count
+                self.missed += gap.count
                 self.count_gap()
                 return gap
 
@@ -115,17 +115,17 @@ class Cursor(Handle):
         ends there, since the old memory no longer changes.
         """
         reader = self.reader
-        if self.end is not None or reader.closed or not self.pair.may_have_moved:
+        if self.end is not None or reader.closed or not self.files.may_have_moved:
             return False
         if reader.tail() != end and not self._is_synced:
             return True  # appended before the resize, after our last check
-        successor = self.pair.successor()
+        successor = self.files.successor()
         if successor is None:
             return False
         position, _ = search.find(successor.reader(0, 0), reader.sequence)
         _, ring, control = successor.memory
         reader.move(ring, control, successor.seed, position, reader.sequence)
-        self.pair = successor
+        self.files = successor
         self.count_gap = successor.count_gap
         self._reason = "overrun"
         return True
@@ -184,7 +184,7 @@ class Cursor(Handle):
         first, self.reader.sequence = self.reader.sequence, sequence
         if sequence <= first:
             return None
-        return Gap(first, sequence - 1, self._why(sequence), str(self.pair.path))
+        return Gap(first, sequence - 1, self._why(sequence), str(self.files.path))
 
     def _why(self, sequence: int) -> str:
         """Return the reason of a Gap that ends before `sequence`."""
@@ -215,14 +215,9 @@ class Cursor(Handle):
         """Return whether only the next record is expected, so that a follower may let `frames` fetch it."""
         return self.end is None and self.key_table is None and not self._overruns and self._reason == AFTER_RECORDS
 
-    @property
-    def files(self) -> object:
-        """Return the files to watch: different ones after a resize."""
-        return self.pair
-
     def watch(self, watcher: Watcher | LoopWatcher, key: object) -> None:
         """Let the watcher wake when a writer of this log rings, or its files are removed."""
-        watch(watcher, self.pair, key, LINKS)
+        watch(watcher, self.files, key, LINKS)
 
     def ask(self) -> None:
         """Ask the next writer to wake the watchers. Check once more after this and before sleeping."""
@@ -231,15 +226,15 @@ class Cursor(Handle):
     @property
     def is_rung(self) -> bool:
         """Return whether writers can be asked; otherwise the caller has to poll."""
-        return self.pair.can_ask
+        return self.files.can_ask
 
     def refuse_vanished(self) -> None:
         """Raise LogVanished if the log's files were deleted, Closed if they were closed."""
-        refuse_vanished(self.pair)
+        refuse_vanished(self.files)
 
     def has_vanished(self) -> bool:
         """Return whether the log's files were deleted."""
-        return self.pair.has_vanished()
+        return self.files.has_vanished()
 
 
 class Reading(Iteration[Cursor]):
@@ -335,7 +330,7 @@ class Following(Reading):
         self.waker = self._reader  # for another thread that closes the iteration from here on
         batch = self._fetch(most)
         if not batch and dozed and not self.is_over:
-            refuse_vanished(self.cursor.pair)
+            refuse_vanished(self.cursor.files)
         deadline = None if batch or self._timeout is None else system.port.monotonic() + self._timeout - dozed / 1e9
         while not batch and not self.is_over:
             left = POLL if deadline is None else min(POLL, deadline - system.port.monotonic())
@@ -343,34 +338,34 @@ class Following(Reading):
                 break
             batch = self._take(self._reader.sleep_and_fetch, round(min(self._spin, left) * 1e9), round(left * 1e9), most, self._make)
             if not batch and not self.is_over:
-                refuse_vanished(self.cursor.pair)
+                refuse_vanished(self.cursor.files)
         if batch and not isinstance(batch[0], Gap):
-            self._lie_down()
+            self._park()
         return batch
 
-    def _lie_down(self) -> None:
+    def _park(self) -> None:
         """Let the next records be fetched without a Python step between them, if they need nothing else."""
         if self._make is Record:
             longest = POLL if self._timeout is None else min(POLL, self._timeout)
-            sleeper = RingSleeper(self._reader, self.cursor.pair, round(min(self._spin, longest) * 1e9))
+            sleeper = RingSleeper(self._reader, self.cursor.files, round(min(self._spin, longest) * 1e9))
             self._batch.lie_down(sleeper, round(longest * 1e9), BATCH, Record)
 
 
-def watch(watcher: Watcher | LoopWatcher, pair: Pair, key: object, more: int = 0) -> None:
+def watch(watcher: Watcher | LoopWatcher, files: SpoolFiles, key: object, more: int = 0) -> None:
     """Let the watcher wake when a writer of this log rings, and for `more` events of its file."""
-    watcher.watch(pair.path / CONTROL_FILE, CHANGED | more, key)
+    watcher.watch(files.path / CONTROL_FILE, CHANGED | more, key)
 
 
 def ask(cursor: Cursor) -> None:
     """Ask the next writer to wake the watchers by inotify. Check once more after this and before sleeping."""
-    if cursor.pair.can_ask:
+    if cursor.files.can_ask:
         cursor.reader.ask_for_bell(frames.WATCHES)
 
 
-def refuse_vanished(pair: Pair) -> None:
+def refuse_vanished(files: SpoolFiles) -> None:
     """Raise LogVanished if the log's files were deleted, Closed if they were closed."""
-    if pair.has_vanished():
-        raise LogVanished(f"{pair.path} was deleted or replaced while it was open; open it again if it exists")
+    if files.has_vanished():
+        raise LogVanished(f"{files.path} was deleted or replaced while it was open; open it again if it exists")
 
 
 def end_of(reader: FrameReader, isolation: Isolation) -> search.Place:

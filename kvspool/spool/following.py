@@ -17,7 +17,7 @@ class AsyncFollowing(following.AsyncFollowing[Reading]):
     def _look(self, has_slept: bool) -> Any:
         item = next(self._reading, NOTHING)
         if item is NOTHING and has_slept:
-            refuse_vanished(self._reading.cursor.pair)
+            refuse_vanished(self._reading.cursor.files)
         return item
 
     async def _sleep(self, left: float) -> None:
@@ -26,7 +26,7 @@ class AsyncFollowing(following.AsyncFollowing[Reading]):
         if self._watcher is None:
             watcher = LoopWatcher()
             self._watch_with(watcher)
-            watch(watcher, cursor.pair, 0)
+            watch(watcher, cursor.files, 0)
         ask(cursor)
         if self._watcher is not None and self._reading.is_at_edge and not self._reading.is_over:
-            await self._watcher.wait(left if cursor.pair.can_ask else min(left, BLIND_POLL))
+            await self._watcher.wait(left if cursor.files.can_ask else min(left, BLIND_POLL))

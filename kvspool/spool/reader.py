@@ -33,11 +33,11 @@ from kvspool.system.descriptor import Descriptor
 from kvspool.system.handles import Handle
 
 if TYPE_CHECKING:
-    from kvspool.kernel.frames_py import FrameReader
+    from kvspool.kernel.frames import FrameReader
     from kvspool.keyed import Keys
     from kvspool.spool.following import AsyncFollowing
-    from kvspool.spool.pair import Pair
     from kvspool.spool.search import Place
+    from kvspool.spool.spool_files import SpoolFiles
 
 AFTER_DEATH = 50  # polls, 2 ms apart, of a lock whose holder has ended
 
@@ -54,7 +54,7 @@ class SpoolReader(Reader):
     _place: Place  # after the last returned item
 
     def __init__(
-        self, live: Callable[[], Pair], name: str, start: Start, timeout: float, isolation: Isolation = "appended"
+        self, live: Callable[[], SpoolFiles], name: str, start: Start, timeout: float, isolation: Isolation = "appended"
     ) -> None:
         self.name = name
         self.isolation = check_isolation(isolation)
@@ -65,7 +65,7 @@ class SpoolReader(Reader):
         self._file: Descriptor | None = None
         self._process = -1  # that took the lock
         self._is_closed = False
-        self._place_in: Pair | None = None  # the files to which the position of `_place` belongs
+        self._place_in: SpoolFiles | None = None  # the files to which the position of `_place` belongs
         self._turn: object = None  # of the iterator that may have prefetched records
         self._iterations = Iterations()
         self._attach()
@@ -74,7 +74,7 @@ class SpoolReader(Reader):
     # Reading.
 
     def read(self, *, limit: int | None = None, on_gap: OnGap = "raise") -> Reading:
-        end = end_of(self._pair().reader(0, 0), self.isolation)
+        end = end_of(self._files().reader(0, 0), self.isolation)
         return self._iterations.add(_Taking(self, limit, on_gap, end))
 
     def follow(
@@ -101,26 +101,26 @@ class SpoolReader(Reader):
         self._stand(cursor)
 
     def _stand(self, cursor: Cursor) -> None:
-        self._place_in = cursor.pair
+        self._place_in = cursor.files
         self._place = cursor.reader.position, cursor.reader.sequence
 
     def commit(self) -> int:
-        pair = self._pair()
-        self._store(pair)
+        files = self._files()
+        self._store(files)
         machine.fence()
-        while pair.may_have_moved:
+        while files.may_have_moved:
             # A resize may have copied the slot before we stored: wait until it is over, and then check where the log is.
             with self._appending():
                 pass
-            before, pair = pair, self._pair()
-            if pair is before:
+            before, files = files, self._files()
+            if files is before:
                 break
-            self._store(pair)
+            self._store(files)
         return self.sequence
 
-    def _store(self, pair: Pair) -> None:
+    def _store(self, files: SpoolFiles) -> None:
         """Store the reader's position in its slot in these files."""
-        if not pair.header.policy:
+        if not files.header.policy:
             self._committed = self._slot.move(self._place, system.port.now(), self._committed)
         elif self._place[0] < self._committed.position or self._slot.is_evicted(self._committed):
             # No writer may overwrite anything meanwhile, and all must reread the slots afterwards.
@@ -147,7 +147,7 @@ class SpoolReader(Reader):
         return self._committed.sequence
 
     def lag(self) -> Lag:
-        return measure(self._pair().reader(0, 0), self._place)
+        return measure(self._files().reader(0, 0), self._place)
 
     # Opening and closing.
 
@@ -174,7 +174,7 @@ class SpoolReader(Reader):
 
     # Inside.
 
-    def _pair(self) -> Pair:
+    def _files(self) -> SpoolFiles:
         """Return the open files; in a forked child, take the slot again first."""
         if self._is_closed:
             raise Closed(self._closed_words())
@@ -182,62 +182,62 @@ class SpoolReader(Reader):
             self.forked()  # a raw fork without notification
         if self._file is None:
             self._attach()
-        pair = self._live()
-        if pair is not self._place_in:
-            self._move(pair)
-        return pair
+        files = self._live()
+        if files is not self._place_in:
+            self._move(files)
+        return files
 
-    def _move(self, pair: Pair) -> None:
+    def _move(self, files: SpoolFiles) -> None:
         """Continue in the log's files after a resize. The slot has the same number there, and the same lock."""
-        all_slots = slots.Slots(pair.control, pair.header.log_id)
+        all_slots = slots.Slots(files.control, files.header.log_id)
         slot = all_slots.slot(self._slot.number)
         self._committed = slot.commit()
         self._slots, self._slot = all_slots, slot
-        self._place = search.find(pair.reader(0, 0), self._place[1])[0], self._place[1]
-        self._place_in = pair
+        self._place = search.find(files.reader(0, 0), self._place[1])[0], self._place[1]
+        self._place_in = files
         self._turn = None
 
     def _attach(self) -> None:
         """Take the slot and its lock, and move to the committed position."""
         with administering(self._live, self._timeout) as admin:
-            pair = admin.pair
-            self._slots = slots.Slots(pair.control, pair.header.log_id)
+            files = admin.files
+            self._slots = slots.Slots(files.control, files.header.log_id)
             slot = self._slots.find(self._raw_name)
             if slot is not None:
                 admin.lock(slot)
                 self._committed = slot.commit()
-                self._place = resume(pair.reader(0, 0), self.name, self._committed)
+                self._place = resume(files.reader(0, 0), self.name, self._committed)
                 slot.sign()
             else:
                 slot = admin.lock_free(self._slots)
                 slot.sign()
-                self._take(pair, admin.file, slot)
+                self._take(files, admin.file, slot)
             self._slot = slot
-            self._place_in = pair
+            self._place_in = files
             self._process = system.port.process_id()
             self._file = admin.keep()
 
-    def _take(self, pair: Pair, file: Descriptor, slot: slots.Slot) -> None:
+    def _take(self, files: SpoolFiles, file: Descriptor, slot: slots.Slot) -> None:
         """Assign a free slot to this reader. If writers wait for readers, none may overwrite anything meanwhile."""
-        with _appending(pair, file, self._timeout) if pair.header.policy else _nothing():
-            self._place = self._find(pair, self._start)
-            if pair.header.policy:
+        with _appending(files, file, self._timeout) if files.header.policy else _nothing():
+            self._place = self._find(files, self._start)
+            if files.header.policy:
                 self._slots.announce()
             self._committed = slot.take(self._raw_name, self._place, system.port.now())
 
     @contextmanager
     def _appending(self) -> Iterator[None]:
-        pair = self._pair()
+        files = self._files()
         assert self._file is not None
-        with _appending(pair, self._file, self._timeout):
+        with _appending(files, self._file, self._timeout):
             yield
 
-    def _find(self, pair: Pair, start: Start) -> Place:
-        reader = pair.reader(0, 0)
+    def _find(self, files: SpoolFiles, start: Start) -> Place:
+        reader = files.reader(0, 0)
         return end_of(reader, self.isolation) if start == "latest" else search.find(reader, start)
 
     def _go(self, start: Start) -> None:
-        self._place = self._find(self._pair(), start)
+        self._place = self._find(self._files(), start)
         self._turn = None
 
     def _let_go(self) -> None:
@@ -249,7 +249,7 @@ class SpoolReader(Reader):
     # For iterators.
 
     def _cursor(self, end: Place | None) -> Cursor:
-        return _Cursor(self._pair(), self._place, end, self)
+        return _Cursor(self._files(), self._place, end, self)
 
     def _may_wait_for(self, sequence: int) -> bool:
         """Return whether writers had to keep the record `sequence` for this reader."""
@@ -259,15 +259,15 @@ class SpoolReader(Reader):
 class _Cursor(Cursor):
     """A cursor that knows whether the writers should have waited for it."""
 
-    def __init__(self, pair: Pair, place: Place, end: Place | None, owner: SpoolReader) -> None:
-        super().__init__(pair, place, end, "overrun", owner.isolation)
+    def __init__(self, files: SpoolFiles, place: Place, end: Place | None, owner: SpoolReader) -> None:
+        super().__init__(files, place, end, "overrun", owner.isolation)
         self._owner = owner
 
     def overrun_reason(self) -> str:
         return "expired" if self._owner._may_wait_for(self.sequence) else "overrun"
 
 
-class _Turns(Reading):
+class _SharedReading(Reading):
     """Moves the reader's position with every item that it returns.
 
     Several iterators of a reader alternate: each begins at the reader's position, and records prefetched by another one are dropped. `seek`
@@ -304,7 +304,7 @@ class _Turns(Reading):
     def __next__(self) -> Any:
         owner = self._owner
         if not self.is_over and (owner._turn is not self._turn or owner._file is None):
-            self._begin_anew()
+            self._begin_again()
         try:
             return self._next_item()
         except (GapError, StopIteration):
@@ -318,8 +318,8 @@ class _Turns(Reading):
             item = self._batch.take(self._refill)
         except (GapError, StopIteration):
             is_moved = self.cursor.sequence > self._owner.sequence  # after a Gap that was raised or skipped
-            is_in_turn = self._owner._turn is self._turn  # otherwise a seek since the last item counts
-            if is_moved and is_in_turn and not self._is_closed:  # once closed, it may have dropped prefetched records
+            is_current = self._owner._turn is self._turn  # otherwise a seek since the last item counts
+            if is_moved and is_current and not self._is_closed:  # once closed, it may have dropped prefetched records
                 self._owner._place = (self.cursor.reader.position, self.cursor.reader.sequence)
             raise
         if isinstance(item, Gap):
@@ -328,14 +328,14 @@ class _Turns(Reading):
             self._owner._place = self._places[item.sequence]
         return item
 
-    def _begin_anew(self) -> None:
+    def _begin_again(self) -> None:
         """Continue at the reader's present position."""
-        lost = self.cursor.lost
-        end, pair = self.cursor.end, self._owner._pair()
-        if end is not None and pair is not self.cursor.pair:
-            end = search.find(pair.reader(0, 0), end[1])
+        missed = self.cursor.missed
+        end, files = self.cursor.end, self._owner._files()
+        if end is not None and files is not self.cursor.files:
+            end = search.find(files.reader(0, 0), end[1])
         self.cursor = self._owner._cursor(end)
-        self.cursor.lost = lost
+        self.cursor.missed = missed
         self._reader = self.cursor.reader
         self._make = _noting(self._places, self._reader, self._record)
         self._batch.clear()
@@ -355,7 +355,7 @@ def _noting(places: dict[int, Place], reader: FrameReader, record: Callable[...,
     return note
 
 
-class _Taking(_Turns):
+class _Taking(_SharedReading):
     """The present records, up to `end`; None: those present at each call."""
 
     def __init__(self, owner: SpoolReader, limit: int | None, on_gap: OnGap, end: Place | None) -> None:
@@ -363,7 +363,7 @@ class _Taking(_Turns):
         self._belong_to(owner)
 
 
-class _Waiting(_Turns, Following):
+class _Waiting(_SharedReading, Following):
     """The present records, and new ones."""
 
     def __init__(self, owner: SpoolReader, limit: int | None, on_gap: OnGap, timeout: float | None, spin: float) -> None:
@@ -374,8 +374,8 @@ class _Waiting(_Turns, Following):
 class Admin(Handle):
     """A descriptor that holds the admin lock, and further locks."""
 
-    def __init__(self, pair: Pair, file: Descriptor) -> None:
-        self.pair = pair
+    def __init__(self, files: SpoolFiles, file: Descriptor) -> None:
+        self.files = files
         self.file = file
         self.fd = file.number
         self.is_kept = False
@@ -391,14 +391,14 @@ class Admin(Handle):
             if not slot.has_lost_its_holder:
                 break
             system.port.sleep(locks.LONGEST_PAUSE)
-        raise ReaderBusy(f"the reader {slot.name!r} of {self.pair.path} is open in {slot.holder}")
+        raise ReaderBusy(f"the reader {slot.name!r} of {self.files.path} is open in {slot.holder}")
 
     def lock_free(self, all_slots: slots.Slots) -> slots.Slot:
         """Return a free slot, locked. Raises TooManyReaders."""
         for slot in map(all_slots.slot, format.SLOTS):
             if not slot.is_taken and system.port.try_lock(self.fd, format.READER_LOCKS + slot.number):
                 return slot
-        raise TooManyReaders(f"{self.pair.path} has {len(format.SLOTS)} durable readers, which is the maximum; delete one")
+        raise TooManyReaders(f"{self.files.path} has {len(format.SLOTS)} durable readers, which is the maximum; delete one")
 
     def keep(self) -> Descriptor:
         """Return the descriptor with its slot's lock; it stays open."""
@@ -407,17 +407,17 @@ class Admin(Handle):
 
 
 @contextmanager
-def administering(live: Callable[[], Pair], timeout: float) -> Iterator[Admin]:
+def administering(live: Callable[[], SpoolFiles], timeout: float) -> Iterator[Admin]:
     """Hold the admin lock for the `with` block, on its own descriptor; meanwhile no process resizes the log that `live` returns."""
-    pair = live()
-    if not pair.can_ask:
-        raise pair.refusal("keep readers in")
+    files = live()
+    if not files.can_ask:
+        raise files.refusal("keep readers in")
     process = system.port.process_id()
-    file = pair.open_lock()
-    admin = Admin(pair, file)
+    file = files.open_lock()
+    admin = Admin(files, file)
     try:
         with locks.held(file, format.ADMIN_LOCK, timeout, lambda: "another process opens or deletes a reader, or resizes the log"):
-            admin.pair = live()
+            admin.files = live()
             yield admin
     finally:
         if not admin.is_kept:
@@ -425,8 +425,8 @@ def administering(live: Callable[[], Pair], timeout: float) -> Iterator[Admin]:
 
 
 @contextmanager
-def _appending(pair: Pair, file: Descriptor, timeout: float) -> Iterator[None]:
-    with locks.appending(pair.append_lock_by(file.number), timeout, lambda: "another process appends", file):
+def _appending(files: SpoolFiles, file: Descriptor, timeout: float) -> Iterator[None]:
+    with locks.appending(files.append_lock_by(file.number), timeout, lambda: "another process appends", file):
         yield
 
 
@@ -462,25 +462,25 @@ def measure(reader: FrameReader, place: Place) -> Lag:
     return Lag(search.count(reader, sequence, (tail, next_sequence)), max(0, tail - position), age)
 
 
-def listing(pair: Pair) -> list[ReaderStats]:
+def listing(files: SpoolFiles) -> list[ReaderStats]:
     """Return the state of each durable reader, by name."""
     found = []
-    for slot in slots.Slots(pair.control, pair.header.log_id).taken():
-        is_open = pair.is_locked(format.READER_LOCKS + slot.number)
+    for slot in slots.Slots(files.control, files.header.log_id).taken():
+        is_open = files.is_locked(format.READER_LOCKS + slot.number)
         commit = slot.newest()
         if commit is None:
             found.append(ReaderStats(slot.name, None, None, 0, is_open, False, True, slot.number))
             continue
-        lag = measure(pair.reader(0, 0), (commit.position, commit.sequence))
+        lag = measure(files.reader(0, 0), (commit.position, commit.sequence))
         is_expired = slot.is_evicted(commit)
         found.append(ReaderStats(slot.name, commit.sequence, lag, commit.updated, is_open, is_expired, False, slot.number))
     return sorted(found, key=lambda one: (one.name, one.slot))
 
 
-def slowest(pair: Pair) -> str:
+def slowest(files: SpoolFiles) -> str:
     """Name the reader for which writers wait; a hint, since all of them may have moved on meanwhile."""
     waited_for = None
-    for slot in slots.Slots(pair.control, pair.header.log_id).taken():
+    for slot in slots.Slots(files.control, files.header.log_id).taken():
         commit = slot.newest()
         if commit is None:
             return f"the reader {slot.name!r} is damaged (slot {slot.number}); delete it"
@@ -489,25 +489,25 @@ def slowest(pair: Pair) -> str:
     if waited_for is None:
         return "no reader has pending records any more; try again"
     slot, commit = waited_for
-    is_open = pair.is_locked(format.READER_LOCKS + slot.number)
-    behind = measure(pair.reader(0, 0), (commit.position, commit.sequence)).records
-    return f"the reader {slot.name!r} has {behind} pending records ({f'open in {slot.holder}' if is_open else 'not open'})"
+    is_open = files.is_locked(format.READER_LOCKS + slot.number)
+    pending = measure(files.reader(0, 0), (commit.position, commit.sequence)).records
+    return f"the reader {slot.name!r} has {pending} pending records ({f'open in {slot.holder}' if is_open else 'not open'})"
 
 
-def delete(live: Callable[[], Pair], name: str | int, timeout: float) -> None:
+def delete(live: Callable[[], SpoolFiles], name: str | int, timeout: float) -> None:
     """Free the slot of a reader by name, or by number."""
     with administering(live, timeout) as admin:
-        pair = admin.pair
-        all_slots = slots.Slots(pair.control, pair.header.log_id)
+        files = admin.files
+        all_slots = slots.Slots(files.control, files.header.log_id)
         if isinstance(name, str):
             slot = all_slots.find(slots.encode_name(name))
         else:
             slot = all_slots.slot(name) if name in format.SLOTS else None
         if slot is None or not slot.is_taken:
-            _refuse_unknown(pair, name)
+            _refuse_unknown(files, name)
         admin.lock(slot)
         slot.release()
 
 
-def _refuse_unknown(pair: Pair, name: str | int) -> NoReturn:
-    raise NoSuchReader(f"{pair.path} has no durable reader {name!r}")
+def _refuse_unknown(files: SpoolFiles, name: str | int) -> NoReturn:
+    raise NoSuchReader(f"{files.path} has no durable reader {name!r}")

@@ -15,7 +15,7 @@ from kvspool.options import Start
 from kvspool.spool import format
 
 if TYPE_CHECKING:
-    from kvspool.kernel.frames_py import FrameReader
+    from kvspool.kernel.frames import FrameReader
 
 LAST_TIME = (1 << 63) - 1  # ns; a timestamp can't be later
 Place = tuple[int, int]  # a position and the sequence expected there

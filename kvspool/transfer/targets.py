@@ -8,7 +8,7 @@ from typing import Any
 
 from kvspool.engine import sizes, times
 from kvspool.errors import NotALog, OtherRecords, OutOfRange, SpoolFull, TooLarge
-from kvspool.journal import Batch, Journal
+from kvspool.journal import Journal, JournalBatch
 from kvspool.journal.formats import FORMATS
 from kvspool.kernel.frames import measure
 from kvspool.opening import logs
@@ -105,9 +105,9 @@ class JournalTarget(Target, Handle):
     def check(self, rows: Rows) -> None:
         self._log.format.check(self._batch(rows))
 
-    def _batch(self, rows: Rows) -> Batch:
+    def _batch(self, rows: Rows) -> JournalBatch:
         room = self.room
-        return Batch(
+        return JournalBatch(
             rows.values,
             rows.keys if room.keys and any_key(rows) else None,
             types=rows.types if room.types else None,

@@ -77,17 +77,25 @@ class Spread:
         self._turn = turn
 
     def append(
-        self, value: Any, *, key: bytes | str | None = None, type: int = 0, timestamp: int | None = None, durable: bool = False
+        self,
+        value: Any,
+        *,
+        key: bytes | str | None = None,
+        type: int = 0,
+        timestamp: int | None = None,
+        timeout: float | None = None,
+        durable: bool = False,
     ) -> Place:
         """Append one record to its key's shard and return its place; see `kvspool.Log.append`. Raises TypeError for a key that is neither
         bytes nor str; a str counts as its UTF-8.
         """
         shard = self.find(key)
-        sequence = self.append_at_once(shard, value, key, type, timestamp, durable)
-        if sequence >= 0:
-            place: Place = native.new_pair(Place, shard, sequence)
-            return place
-        return self.append_slowly(shard, value, key, type, timestamp, durable)
+        if timeout is None:
+            sequence = self.append_at_once(shard, value, key, type, timestamp, durable)
+            if sequence >= 0:
+                place: Place = native.new_pair(Place, shard, sequence)
+                return place
+        return self.append_slowly(shard, value, key, type, timestamp, timeout, durable)
 
     def append_at_once(self, shard: int, value: Any, key: Any, type: Any, timestamp: Any, durable: Any) -> int:
         """Append a record to a shard in one step and return its sequence; negative if that takes several steps."""
@@ -112,6 +120,8 @@ class Spread:
                 raise TypeError(f"a key must be bytes, str or None, not {key.__class__.__name__}")
         return fold(native.bytes_of(key), 0, len(key)) & self._mask
 
-    def append_slowly(self, shard: int, value: Any, key: bytes | str | None, type: int, timestamp: int | None, durable: bool) -> Place:
+    def append_slowly(
+        self, shard: int, value: Any, key: bytes | str | None, type: int, timestamp: int | None, timeout: float | None, durable: bool
+    ) -> Place:
         """Append a record that takes several steps, or raise for invalid arguments."""
         raise NotImplementedError

@@ -8,7 +8,9 @@ from kvspool.kernel.frames import TWIN
 from kvspool.kernel.twins import choose
 
 if TYPE_CHECKING:
-    from shard.kernel.merge_py import FollowingLoops, MergeSource, Merging, placed
+    from shard.kernel.following_py import FollowingLoops
+    from shard.kernel.merge_py import MergeSource, Merging, placed
 
+PARTS = ("following",)
 __all__ = ["FollowingLoops", "MergeSource", "Merging", "placed"]
-choose(globals(), __all__, TWIN)
+choose(globals(), __all__, TWIN, PARTS)

@@ -1,4 +1,4 @@
-# The C types of merge_py.py, under whose name it is compiled; the algorithms are there and only there.
+# The C types of merge_py.py and following_py.py, which are compiled into one module; the algorithms are there and only there.
 import cython
 from libc.stdint cimport int64_t, uint64_t
 
@@ -50,7 +50,7 @@ cdef bint is_before(MergeSource one, MergeSource other) noexcept
 
 cdef class Merging:
     cdef public dict sources
-    cdef public object lost
+    cdef public object missed
     cdef public object last
     cdef int64_t _left
     cdef object _next

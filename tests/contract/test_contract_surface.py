@@ -229,7 +229,10 @@ def above() -> list[tuple[type, type]]:
 
 
 def test_sets_and_hubs_call_what_they_share_by_the_same_names() -> None:
-    apart = {("HubReader", "seek")}  # a hub's reader has a sequence in each shard
+    apart = {  # whose records have a place: a shard, or a client and a shard, before the sequence
+        *((one, verb) for one in ("ShardSet", "HubRoot") for verb in ("get", "view")),
+        ("HubReader", "seek"),
+    }
     for one, shared in above():
         verbs = [name for name in dir(one) if name in {"Log": VERBS, "Reader": OF_READERS}[shared.__name__]]
         assert {"close", "readers"} <= set(verbs) or {"close", "sync"} <= set(verbs) or shared is Reader
@@ -242,3 +245,21 @@ def test_sets_and_hubs_call_what_they_share_by_the_same_names() -> None:
             if one.__name__ != "RemoteHub" and (one.__name__, name) not in apart:
                 first = [parameter for parameter, (kind, _) in here.items() if kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
                 assert first[: len(positional)] == positional[: len(first)], (one, name)
+
+
+LEFT_OUT = {
+    "ShardSet": """reader readers delete_reader
+        read_arrow export verify repair archive unarchive trim set_retention resize""",
+    "HubRoot": """append append_many append_arrow writer producer producers forget_producers retire_producers sync
+        read_arrow export verify repair archive unarchive trim set_retention resize""",
+}
+
+
+def test_what_sets_and_roots_leave_out_is_in_the_docs() -> None:
+    for one, _ in above():
+        if one.__name__ in LEFT_OUT:
+            left_out = set(LEFT_OUT[one.__name__].split())
+            assert {verb for verb in VERBS if not hasattr(one, verb)} - Log.HELPERS == left_out
+            page = (Path(__file__).parents[2] / "docs" / ("shards.md" if one.__name__ == "ShardSet" else "hub.md")).read_text("utf-8")
+            rows = "".join(line for line in page.splitlines() if line.startswith("| `"))
+            assert [verb for verb in left_out if f"`{verb}`" not in rows] == []

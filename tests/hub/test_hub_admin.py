@@ -1,4 +1,4 @@
-"""The queries of operators to a hub: figures of a root and of a page, verification, retention rules; and the status of a server."""
+"""The queries of operators to a hub: counts of a root and of a page, verification, retention rules; and the status of a server."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def give_generations(root: Path, *bases: int) -> Path:
     return table
 
 
-# Figures.
+# Counts.
 
 
 def test_stats_of_a_root(root: Path, capfd: Captured) -> None:

@@ -231,13 +231,13 @@ def test_the_interpreter_is_left_alone_while_many_calls_are_refused_and_no_longe
         counted.refuse("jfk")
     for _ in range(2):
         assert sys.getswitchinterval() == pytest.approx(calls.CALM)
-        counted.settle()
+        counted.restore_switch_interval()
     monkeypatch.setattr(counted, "_window_ends", 0)
-    counted.settle()
+    counted.restore_switch_interval()
     assert sys.getswitchinterval() == usual
     for _ in range(calls.MANY):
         counted.refuse("lga")
-    counted.settle(at_once=True)
+    counted.restore_switch_interval(at_once=True)
     assert sys.getswitchinterval() == usual
 
 
@@ -368,10 +368,10 @@ def test_streams_that_nobody_reads_hold_bounded_memory_and_end_with_their_connec
         assert isinstance(port, CountingPort)
         client.call("DoGet", ticket(b'{"client": "jfk"}'), streams)
         until(lambda: len(server.calls) == streams)
-        until(lambda: server.read_service.reads.held >= 2 * RECORD)
+        until(lambda: server.read_service.reads.unread >= 2 * RECORD)
         client.close()
         until(lambda: len(server.calls) == 0)
-        assert server.read_service.reads.held == 0
+        assert server.read_service.reads.unread == 0
         assert port.count < (2 + reads.AT_ONCE + 1) * 2 * RECORD, "the others were never read"
 
 
@@ -398,7 +398,7 @@ def test_readers_go_on_beside_others_that_take_nothing(large: Path) -> None:
         clients = [stack.enter_context(RawClient(server.location)) for _ in range(8)]
         for client in clients:
             client.call("DoGet", ticket(b'{"client": "jfk"}'), 1)
-        until(lambda: server.read_service.reads.held >= 2 * RECORD)
+        until(lambda: server.read_service.reads.unread >= 2 * RECORD)
         with RemoteHub(server.location) as remote:
             assert remote.read_arrow("jfk", 0).num_rows == 2
         assert server.status().cut
@@ -433,4 +433,4 @@ def test_a_stream_whose_reader_is_gone_reads_nothing(root: Path) -> None:
     stream_of = Reads()
     with stream_of.stream(lambda: True) as stream, pytest.raises(HubFull, match="gone"), stream.reading():
         raise AssertionError("it reads")
-    assert stream_of.held == 0
+    assert stream_of.unread == 0

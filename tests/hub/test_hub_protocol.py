@@ -21,7 +21,7 @@ PAGE = (Path(__file__).parent.parent.parent / "docs" / "formats" / "hub.md").rea
 MESSAGES: list[type[msgspec.Struct]] = [
     *(ingest.Opening, ingest.ShippedLog, ingest.Put, ingest.Ping, ingest.Done),
     *(ingest.Opened, ingest.ResumePoint, ingest.Acknowledged, ingest.Refused),
-    *(reading.Query, reading.ClientState, reading.ShardState, Generation, reading.Ticket, reading.Beside, reading.GapNote),
+    *(reading.Query, reading.ClientState, reading.ShardState, Generation, reading.Ticket, reading.BatchMetadata, reading.GapNote),
     *(reading.Failure, reading.Since, reading.Changes, reading.ServerInfo),
     *(reading.CommitPositions, reading.ReaderPlace, reading.Committed, reading.Readers, reading.ReaderState, reading.ReaderName),
 ]

@@ -144,7 +144,7 @@ def test_a_gap_is_handed_out_once(root: HubRoot) -> None:
             reading = reader.read(on_gap=on_gap)  # type: ignore[arg-type]
             got = list(reading)
             assert (sum(isinstance(one, Gap) for one in got), len(got) - gaps) == (gaps, 103 - first)
-            assert reading.lost == first
+            assert reading.missed == first
 
 
 def test_seek_moves_some_shards_and_all_or_none_of_them(root: HubRoot, options: dict[str, Any]) -> None:
@@ -485,7 +485,7 @@ def test_held_is_the_lowest_committed_position_of_all_readers(root: HubRoot, mon
         assert root.held("a", 0) == 2
         other.commit()
         assert root.held("a", 0) == 5
-        monkeypatch.setattr("hub.root.file_version.SETTLED", -(1 << 62))
+        monkeypatch.setattr("hub.root.file_version.STABLE", -(1 << 62))
         assert root.held("a", 0) == 5
         with system.replaced(RecordingPort()) as port:
             assert root.held("a", 0) == 5

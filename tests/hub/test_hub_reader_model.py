@@ -198,7 +198,7 @@ class ReaderMachine(RuleBasedStateMachine):
     def reopen(self, is_crash: bool) -> None:
         """A crash leaves the lock to the kernel; all the same for the positions."""
         if self.reader is not None:
-            self.reader._let_go() if is_crash else self.reader.close()
+            self.reader._release() if is_crash else self.reader.close()
         if is_crash:
             self.root.close()
             self.root = hub.open(self.folder / "root")

@@ -271,7 +271,7 @@ def test_a_client_whose_shard_was_trimmed_goes_on_exactly_where_it_was(root: Pat
 
 
 def test_rules_that_cannot_be_read_are_an_error_until_they_are_put_right(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(private, "_SETTLED", -(1 << 62))  # what was read once isn't read again
+    monkeypatch.setattr(private, "_STABLE", -(1 << 62))  # what was read once isn't read again
     file = retention.RetentionFile(root)
     path = retention.path_of(root)
     private.write(path, b"[")

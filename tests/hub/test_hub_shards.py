@@ -37,7 +37,7 @@ from hub.spark.shards import Extent, ShardKey
 from kvspool import Gap, arrow
 from kvspool.cli import main
 from kvspool.journal import Retention
-from kvspool.journal.format import Batch
+from kvspool.journal.format import JournalBatch
 
 JFK, EWR = ShardKey("JFK", 0), ShardKey("EWR", 0)
 
@@ -72,7 +72,7 @@ def root(tmp_path: Path) -> Path:
     fill(tmp_path / "root" / "JFK", 100)
     fill(tmp_path / "root" / "EWR", 3)
     with kvspool.open(tmp_path / "root" / "EWR") as log:
-        log.append_batch(Batch([b"later"]), at=9)
+        log.append_batch(JournalBatch([b"later"]), at=9)
     return tmp_path / "root"
 
 

@@ -17,7 +17,7 @@ import pytest
 
 import hub
 import kvspool
-from hub.cli import figures
+from hub.cli import counts
 from hub.client import mirrored_shard
 from hub.client.mirrored_shard import Mark, MirroredShard
 from hub.errors import AccessError, HubError, ShardDamaged
@@ -99,12 +99,12 @@ def test_one_bad_shard_is_reported_and_all_others_go_on(
         reports = {client: audit.look(client, index, path, lambda done, all: None) for client, index, path in audit.paths()}
         assert reports["good"] is not None and reports["good"].is_sound
         assert reports["bad"] is not None and not reports["bad"].is_sound
-        found = figures.of_root(root)
+        found = counts.of_root(root)
         assert [(client.client, client.records) for client in found.clients] == [("bad", 0), ("good", 1)]
         assert len(found.troubles) == 1 and found.troubles[0].startswith("bad shard 0: ") and words in found.troubles[0]
         with Store(root) as store:
             assert store.count() == 0
-            assert store.figures()["good"][0].next == 1
+            assert store.sizes()["good"][0].next == 1
             with pytest.raises(KvspoolError, match=words):
                 store.take("bad", 0, 0)
         with hub.open(root) as opened, opened.client("good") as shards:

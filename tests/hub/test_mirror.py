@@ -35,7 +35,7 @@ from hub.protocol.reading import Changes, Generation, ServerInfo, ShardState
 from hub.root.store import GENERATIONS, load_generations
 from kvspool import arrow, system
 from kvspool.journal import Journal
-from kvspool.journal.format import Batch
+from kvspool.journal.format import JournalBatch
 from kvspool.record import Codec, Gap
 from kvspool.system import disk
 
@@ -90,7 +90,7 @@ def source(tmp_path: Path) -> Path:
             some_records(log, 0, 300)
     with kvspool.create(tmp_path / "source" / "EWR", format="kvj") as log:
         some_records(log, 0, 20)
-        log.append_batch(Batch([b"x", b"y"], [b"k", None], timestamps=[1, 2], codecs=bytes([Codec.RAW, Codec.MSGPACK])), at=50)
+        log.append_batch(JournalBatch([b"x", b"y"], [b"k", None], timestamps=[1, 2], codecs=bytes([Codec.RAW, Codec.MSGPACK])), at=50)
         some_records(log, 52, 10)
     return tmp_path / "source"
 

@@ -38,8 +38,8 @@ from hub.errors import (
 )
 from hub.protocol import reading
 from kvspool import arrow
-from kvspool.errors import Closed, GapError
-from kvspool.journal.format import Batch
+from kvspool.errors import Closed, GapError, OutOfRange
+from kvspool.journal.format import JournalBatch
 from kvspool.record import Gap
 
 
@@ -58,7 +58,7 @@ def root(tmp_path: Path) -> Path:
                 log.append(f"{name} {number}", timestamp=1_000_000_000 * number)
     with kvspool.create(tmp_path / "hub" / "EWR", format="kvj") as log:
         log.append_many([b"a", b"b"])
-        log.append_batch(Batch([b"c"]), at=9)
+        log.append_batch(JournalBatch([b"c"]), at=9)
     return tmp_path / "hub"
 
 
@@ -119,6 +119,50 @@ def test_a_gap_is_an_error_skipped_or_handed_out(remote: RemoteHub) -> None:
     assert [item.count if isinstance(item, Gap) else item.num_rows for item in items] == [2, 7, 1]
     with pytest.raises(ValueError, match="cannot hold a Gap"):
         remote.read_arrow("EWR", 0, on_gap="yield")  # type: ignore[arg-type]
+
+
+def test_records_are_read_as_those_of_a_log(root: Path, remote: RemoteHub) -> None:
+    with hub.open(root) as local:
+        records = [record for record in local.read(on_gap="skip") if (record.client, record.shard) == ("JFK", 1)]
+        assert list(remote.read("JFK", 1)) == records
+        assert list(remote.read_values("JFK", 1)) == [record.value for record in records]
+        assert [remote.get("JFK", 1, number) for number in range(10)] == records == [local.get("JFK", 1, number) for number in range(10)]
+    late = datetime(1970, 1, 1, 0, 0, 7, tzinfo=UTC)
+    for start, end in ((7, 10), ("latest", 0), (late, 10)):
+        assert [record.sequence for record in remote.read("JFK", 0, start)] == list(range(7, end))
+        assert remote.read_arrow("JFK", 0, start)["sequence"].to_pylist() == list(range(7, end))
+    assert [record.sequence for record in remote.read("JFK", 0, limit=3, isolation="synced")] == [0, 1, 2]
+    for wrong in ({"limit": -1}, {"on_gap": "ignore"}, {"isolation": "committed"}):
+        with pytest.raises(ValueError):
+            remote.read("JFK", 0, **wrong)  # type: ignore[arg-type]
+    for sequence in (10, 11):
+        with pytest.raises(OutOfRange):
+            remote.get("JFK", 0, sequence)
+
+
+def test_a_gap_between_records_is_an_error_skipped_or_returned(remote: RemoteHub) -> None:
+    with remote.read("EWR", 0) as reading:
+        assert [next(reading).value, next(reading).value] == [b"a", b"b"]
+        with pytest.raises(GapError):
+            next(reading)
+        assert next(reading).value == b"c"
+        assert reading.lost == 7
+    assert list(reading) == []
+    assert [record.sequence for record in remote.read("EWR", 0, on_gap="skip")] == [0, 1, 9]
+    assert [item.count for item in remote.read_values("EWR", 0, on_gap="yield") if isinstance(item, Gap)] == [7]
+    with pytest.raises(GapError):
+        remote.get("EWR", 0, 5)
+
+
+def test_every_call_of_a_closed_connection_raises_closed(remote: RemoteHub) -> None:
+    reading = remote.read("JFK", 0)
+    next(reading)
+    remote.close()
+    remote.close()
+    assert remote.closed
+    for call in (remote.server, remote.clients, lambda: remote.shards("JFK"), lambda: remote.read_arrow("JFK", 0), remote.readers):
+        with pytest.raises(Closed):
+            call()
 
 
 def test_errors_have_types(server: HubServer, remote: RemoteHub) -> None:

@@ -120,7 +120,7 @@ def test_a_right_that_is_taken_away_ends_with_the_next_batches(
                 time.sleep(0.02)
     with pytest.raises(NotAllowed):
         connection(server, "jfk", security)
-    stored = server.store.figures()["jfk"][0].next
+    stored = server.store.sizes()["jfk"][0].next
     assert stored < 500
 
 
@@ -345,7 +345,7 @@ def test_who_sends_quicker_than_its_quota_is_refused_until_that_is_made_up_for(
         assert isinstance(call.refused[0], QuotaExceeded)
         assert 10 < (call.refused[0].retry_after or 0) < 60
         assert call.stored == {0: 1}
-    assert server.store.figures()["jfk"][0].next == 1
+    assert server.store.sizes()["jfk"][0].next == 1
 
 
 def test_shards_count_against_the_quota_once_they_are_made(

@@ -16,7 +16,7 @@ import kvspool
 from hub.security.access import Access
 from hub.security.certificates import Certificates
 from kvspool.cli import main
-from kvspool.journal.format import Batch
+from kvspool.journal.format import JournalBatch
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -34,7 +34,7 @@ def root(tmp_path: Path) -> Path:
         with kvspool.create(tmp_path / "root" / name, format="kvj") as log:
             fill(log, 50)
     with kvspool.open(tmp_path / "root" / "EWR") as log:
-        log.append_batch(Batch([b"later"]), at=60)
+        log.append_batch(JournalBatch([b"later"]), at=60)
     return tmp_path / "root"
 
 

@@ -27,7 +27,7 @@ import kvspool
 from kvspool import Gap, Record, cli, system
 from kvspool.engine.layout import Layout
 from kvspool.errors import Corruption, LockTimeout, MissingExtra, TooLarge
-from kvspool.journal import Batch, Journal, seekable
+from kvspool.journal import Journal, JournalBatch, seekable
 from kvspool.journal.control import ADMIN, Control
 from kvspool.journal.segment import Archived, Segment
 from kvspool.journal.segments import Segments
@@ -51,7 +51,7 @@ def filled(path: Path, count: int = 300, segment_bytes: int = 2500) -> Journal:
     random_ = random.Random(1)
     values = [b"%d " % number + random_.randbytes(random_.choice([0, 3, 40, 900 if number % 60 == 7 else 1])) for number in range(count)]
     start = round(BEGIN.timestamp()) * 10**9
-    log.append_batch(Batch(values, timestamps=[start + number // 3 * 10**9 for number in range(count)]))
+    log.append_batch(JournalBatch(values, timestamps=[start + number // 3 * 10**9 for number in range(count)]))
     return log
 
 
@@ -682,15 +682,15 @@ def bombs() -> list[bytes]:
         compression_params=zstandard.ZstdCompressionParameters(window_log=27, write_checksum=True, write_content_size=False)
     ).compress(bytes(1 << 20))
 
-    def entry(frame: bytes, size: int) -> seekable.Entry:
-        return seekable.Entry(len(frame), size, int.from_bytes(frame[-4:], "little"))
+    def entry(frame: bytes, size: int) -> seekable.BlockEntry:
+        return seekable.BlockEntry(len(frame), size, int.from_bytes(frame[-4:], "little"))
 
     made = []
     for frame in (billion, untold, wide):
         made += [frame + seekable.packed([entry(frame, size)]) for size in (1 << 30, seekable.LARGEST_BLOCK, 1 << 20, 100)]
     footer = struct.pack("<IBI", 0xFFFFFFFF, 0x80, seekable.SEEKABLE)
     made += [footer, bytes(1000) + footer, million + seekable.packed([entry(million, 0xFFFFFFFF)])]
-    made += [seekable.packed([seekable.Entry(0, 1 << 20, 0)] * 80000), seekable.packed([seekable.Entry(0xFFFFFFFF, 1, 0)])]
+    made += [seekable.packed([seekable.BlockEntry(0, 1 << 20, 0)] * 80000), seekable.packed([seekable.BlockEntry(0xFFFFFFFF, 1, 0)])]
     made += [million * 80 + seekable.packed([entry(million, 1 << 20)] * 80), seekable.packed([])]
     return made
 

@@ -17,7 +17,7 @@ from faults import RecordingPort
 import kvspool
 from kvspool import system
 from kvspool.errors import Corruption, NoSuchReader, Poisoned, ReaderBusy
-from kvspool.journal.consumers import Index, pack_index, parse_index
+from kvspool.journal.consumers import StoredConsumers, pack_index, parse_index
 
 CAFE = bytes.fromhex("00000005 0000000000000001 636166c3a9")
 OTHER = bytes.fromhex("00000001 0000000000000002 62")
@@ -116,7 +116,7 @@ def test_no_id_becomes_a_part_of_a_path(log: kvspool.Journal, tmp_path: Path, na
     made = set(tmp_path.rglob("*")) - before
     assert {path.parent for path in made} == {tmp_path / ".log.kvspool", tmp_path / "log"}
     assert [reader.name for reader in log.readers()] == [name]
-    assert parse_index((tmp_path / "log/index").read_bytes()) == Index([(name.encode(), 0)], b"")
+    assert parse_index((tmp_path / "log/index").read_bytes()) == StoredConsumers([(name.encode(), 0)], b"")
 
 
 def test_an_id_that_is_too_long_or_no_text_is_refused(log: kvspool.Journal) -> None:
@@ -132,7 +132,7 @@ def test_killed_at_each_step_of_a_commit_the_old_index_or_the_new_one_stands(log
     log.offsets.store("a", 1)
     log.offsets.store("b", 2)
     before, name = path.read_bytes(), "c" if new else "a"
-    after = pack_index(Index([(b"a", 1), (b"b", 2), (b"c", 7)] if new else [(b"a", 7), (b"b", 2)], b""))
+    after = pack_index(StoredConsumers([(b"a", 1), (b"b", 2), (b"c", 7)] if new else [(b"a", 7), (b"b", 2)], b""))
     seen = set()
 
     def commit(nth: int) -> None:
@@ -161,7 +161,7 @@ def test_killed_at_each_step_of_a_commit_the_old_index_or_the_new_one_stands(log
 def test_a_commit_whose_nth_call_fails_leaves_the_old_index_or_the_new_one(log: kvspool.Journal, tmp_path: Path, number: int) -> None:
     path = tmp_path / "log/index"
     log.offsets.store("a", 1)
-    before, after = pack_index(Index([(b"a", 1)], b"")), pack_index(Index([(b"a", 7)], b""))
+    before, after = pack_index(StoredConsumers([(b"a", 1)], b"")), pack_index(StoredConsumers([(b"a", 7)], b""))
     failed = []
     for nth in range(1, 100):
         path.write_bytes(before)

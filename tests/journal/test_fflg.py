@@ -35,7 +35,7 @@ from kvspool.errors import (
     Unsupported,
 )
 from kvspool.journal import Journal
-from kvspool.journal.consumers import PLACE, Index, pack_index
+from kvspool.journal.consumers import PLACE, StoredConsumers, pack_index
 from kvspool.journal.formats import Fflg, fflg
 from kvspool.journal.trim import drop_before
 from kvspool.kernel import fflg_py
@@ -882,4 +882,4 @@ def test_the_tests_that_the_page_names_are_there() -> None:
 def test_the_examples_of_the_page_are_what_is_written() -> None:
     segment, place = re.search(r"Segment 20 begins with `([^`]+)`. The consumer .* is `([^`]+)`", " ".join(PAGE.split())).groups()  # type: ignore[union-attr]
     assert bytes.fromhex(segment) == Fflg().header(20)
-    assert bytes.fromhex(place) == pack_index(Index([("café".encode(), 1)], b""))
+    assert bytes.fromhex(place) == pack_index(StoredConsumers([("café".encode(), 1)], b""))

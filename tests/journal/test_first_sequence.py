@@ -10,7 +10,7 @@ import pytest
 import kvspool
 from kvspool import Gap
 from kvspool.errors import Corruption, OutOfRange
-from kvspool.journal import Batch, Journal, settings
+from kvspool.journal import Journal, JournalBatch, settings
 from kvspool.journal.formats import FORMATS
 
 LIMITS: dict[str, dict[str, int]] = {"fixed": {"item_bytes": 1, "items_per_blob": 4}}
@@ -69,7 +69,7 @@ def test_a_sequence_that_no_record_has_is_refused(tmp_path: Path, sequence: int)
 def leave_out(path: Path) -> Journal:
     log = kvspool.create(path, format="kvj", segment_bytes=300)
     for first in (0, 10, 12, 100):
-        log.append_batch(Batch([b"value"] * 2), at=first)
+        log.append_batch(JournalBatch([b"value"] * 2), at=first)
     return log
 
 
@@ -89,7 +89,7 @@ def test_sequences_are_left_out_and_read_as_missing(tmp_path: Path) -> None:
 def test_a_sequence_that_was_given_already_is_refused(tmp_path: Path, at: int) -> None:
     with leave_out(tmp_path / "log") as log:
         with pytest.raises(OutOfRange, match="continues at sequence 102"):
-            log.append_batch(Batch([b"value"]), at=at)
+            log.append_batch(JournalBatch([b"value"]), at=at)
         assert sequences(log) == LEFT_OUT
 
 
@@ -97,8 +97,8 @@ def test_a_sequence_that_was_given_already_is_refused(tmp_path: Path, at: int) -
 def test_other_formats_leave_nothing_out(tmp_path: Path, format: str) -> None:
     with kvspool.create(tmp_path / "log", format=format, **LIMITS.get(format, {})) as log:  # type: ignore[call-overload]
         with pytest.raises(OutOfRange, match="continues at sequence 0"):
-            log.append_batch(Batch([b"a"]), at=1)
-        assert log.append_batch(Batch([b"a"]), at=0) == range(1)
+            log.append_batch(JournalBatch([b"a"]), at=1)
+        assert log.append_batch(JournalBatch([b"a"]), at=0) == range(1)
 
 
 @pytest.mark.parametrize("is_torn", [False, True])
@@ -106,7 +106,7 @@ def test_what_lies_behind_left_out_sequences_is_no_torn_end(tmp_path: Path, is_t
     """The page that says where the journal ends is lost, as in a restart of the machine."""
     with kvspool.create(tmp_path / "log", format="kvj") as log:
         for first in (0, 10, 12, 100):
-            log.append_batch(Batch([b"value"] * 2), at=first)
+            log.append_batch(JournalBatch([b"value"] * 2), at=first)
     (tmp_path / "log/lock").write_bytes(b"")
     if is_torn:
         with (tmp_path / "log/kvj/0000000000000000.kvj").open("ab") as file:

@@ -24,7 +24,7 @@ import kvspool
 from kvspool import errors, system
 from kvspool.engine import flushing
 from kvspool.journal import Journal, control
-from kvspool.journal.durability import Flusher
+from kvspool.journal.durability import JournalFlusher
 from kvspool.kernel import group_py as groups
 from kvspool.kernel import machine as native
 from kvspool.kernel import tail_py as tails
@@ -77,7 +77,7 @@ class Flushing(system.Port):
 
 def the_long_way() -> Any:
     """Return a patch that counts the flushes by the long way."""
-    return mock.patch.object(Flusher, "_flush", autospec=True, side_effect=Flusher._flush)
+    return mock.patch.object(JournalFlusher, "_flush", autospec=True, side_effect=JournalFlusher._flush)
 
 
 def test_a_durable_append_is_one_flush_of_the_segment_and_no_write_of_the_page(log: Journal) -> None:
@@ -290,7 +290,7 @@ def test_a_flush_that_comes_while_the_lock_file_is_opened_anew_waits_for_its_gro
         came.set()
         return 2
 
-    flush_alone = mock.patch.object(Flusher, "_flush_alone", note_alone)
+    flush_alone = mock.patch.object(JournalFlusher, "_flush_alone", note_alone)
     with mock.patch.object(control.Control, "_share_tail", slowly), mock.patch.object(Journal, "locked", note_locked), flush_alone:
         log.format.lock_file(log.path).unlink()
         log.append_many([value(2)])
@@ -352,7 +352,7 @@ def test_killed_between_the_failure_and_the_page_the_others_still_refuse_and_wri
     log.append(value(0))
 
     def die() -> None:
-        with mock.patch.object(Flusher, "_poison", side_effect=lambda *_: os.kill(os.getpid(), signal.SIGKILL)):
+        with mock.patch.object(JournalFlusher, "_poison", side_effect=lambda *_: os.kill(os.getpid(), signal.SIGKILL)):
             with kvspool.open(log.path) as child, system.replaced(Flushing(fail)):
                 child.append(value(1), durable=True)
 
@@ -502,7 +502,7 @@ def test_a_word_of_an_error_that_nobody_stored_stops_nobody(log: Journal) -> Non
 def test_whatever_the_words_of_a_group_say_a_durable_append_is_one_flush(log: Journal, hostile: int) -> None:
     log.append(value(0), durable=True)
     path = control.tail_file(log.format.lock_file(log.path))
-    for at in [tails.TURNS, *range(tails.GROUP, tails.GROUP + groups.WORDS)]:
+    for at in [tails.REWINDS, *range(tails.GROUP, tails.GROUP + groups.WORDS)]:
         with path.open("r+b") as file:
             file.seek(8 * at)
             file.write(hostile.to_bytes(8, "little"))

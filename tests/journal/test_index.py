@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import kvspool
-from kvspool.journal import Batch, Journal, index
+from kvspool.journal import Journal, JournalBatch, index
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 COUNT = 3000
@@ -25,7 +25,7 @@ def log(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
         random_ = random.Random(1)
         values = [b"%d" % number + b"x" * random_.choice([0, 1, 60, 3000 if number % 500 == 7 else 0]) for number in range(COUNT)]
         start = round(BEGIN.timestamp()) * 10**9
-        log.append_batch(Batch(values, timestamps=[start + number // 3 * 10**9 for number in range(COUNT)]))
+        log.append_batch(JournalBatch(values, timestamps=[start + number // 3 * 10**9 for number in range(COUNT)]))
         yield log
 
 
@@ -75,7 +75,7 @@ def test_a_damaged_index_costs_time_and_nothing_else(log: Journal, seed: int) ->
             case _:  # sound in itself, and wrong
                 base = int(path.stem, 16)
                 entries = [
-                    index.Entry(one.position + random_.randrange(-3, 3), one.sequence + random_.randrange(2), one.timestamp)
+                    index.SegmentIndexEntry(one.position + random_.randrange(-3, 3), one.sequence + random_.randrange(2), one.timestamp)
                     for one in index.load(path, base)
                 ]
                 index.store(path, base, entries)

@@ -31,7 +31,7 @@ from kvspool.errors import (
     TooLarge,
     Truncated,
 )
-from kvspool.journal import Batch, Journal
+from kvspool.journal import Journal, JournalBatch
 from kvspool.system import Port
 
 SMALL = {"format": "sej", "segment_bytes": 200}
@@ -136,7 +136,7 @@ def test_what_has_no_room_is_refused_before_anything_is_written(log: Journal, wr
 def test_starts(log: Journal) -> None:
     begin = datetime(2026, 1, 1, tzinfo=UTC)
     at = [round((begin + timedelta(seconds=second)).timestamp()) * 10**9 for second in range(30)]
-    log.append_batch(Batch([b"%d" % second for second in range(30)], timestamps=at))
+    log.append_batch(JournalBatch([b"%d" % second for second in range(30)], timestamps=at))
     assert log.stats().segments > 3
     assert [record.sequence for record in log.read("latest")] == []
     for first in range(31):
@@ -440,7 +440,7 @@ def test_a_journal_that_is_deleted_ends_who_follows_it(log: Journal) -> None:
 
 
 def test_threads_look_for_places_at_once(log: Journal) -> None:
-    log.append_batch(Batch([b"%d" % number * 10 for number in range(200)], timestamps=list(range(200))))
+    log.append_batch(JournalBatch([b"%d" % number * 10 for number in range(200)], timestamps=list(range(200))))
     assert log.stats().segments > 30, "more than are kept open"
     wrong: list[object] = []
 

@@ -189,7 +189,7 @@ class Recover(Case):
         super().prepare()
         with self.open() as log:
             last = log._segments.path_of(log.bases()[-1])
-            data = log.format.encode(kvspool.journal.Batch([value(BEFORE)]), 0, Before(BEFORE, log.bases()[-1], 0, 0, 0))[0]
+            data = log.format.encode(kvspool.journal.JournalBatch([value(BEFORE)]), 0, Before(BEFORE, log.bases()[-1], 0, 0, 0))[0]
         with last.open("ab") as file:
             file.write(data[:25])
 

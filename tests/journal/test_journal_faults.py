@@ -20,7 +20,7 @@ from images import Rebooted
 import kvspool
 from kvspool import Gap, Record, system
 from kvspool.errors import Closed, KvspoolError, LogVanished, NotDurable, Poisoned, ReaderBusy, appended_by
-from kvspool.journal import Batch, Journal
+from kvspool.journal import Journal, JournalBatch
 from kvspool.journal import control as page_file
 from kvspool.journal.format import Before
 from kvspool.system import Port
@@ -113,13 +113,13 @@ def test_sequences_before_a_batch_that_found_the_disk_full_are_left_out_only_if_
         log.append(value(0))
         port = FullDisk(room, log._segments.directory)
         with system.replaced(port), pytest.raises(OSError, match="full") as error:
-            log.append_batch(Batch([value(number) for number in range(20, 28)]), at=20)
+            log.append_batch(JournalBatch([value(number) for number in range(20, 28)]), at=20)
         there = len(list(log.read(on_gap="skip"))) - 1
         assert any(note.startswith(f"{there} of 8 records were appended") for note in error.value.__notes__)
         assert appended_by(error.value) == range(20, 20 + there)
         assert log.end() == (20 + there if there else 1)
         assert log.verify().is_sound
-        assert log.append_batch(Batch([value(30)]), at=30) == range(30, 31)
+        assert log.append_batch(JournalBatch([value(30)]), at=30) == range(30, 31)
         gaps = [(gap.first, gap.last, gap.reason) for gap in log.read(on_gap="yield") if isinstance(gap, Gap)]
         assert gaps == ([(1, 19, "missing"), (20 + there, 29, "missing")] if there else [(1, 29, "missing")])
 
@@ -242,8 +242,8 @@ def test_a_torn_end_that_is_cut_and_replaced_by_as_many_bytes_is_read_anew(sej: 
     path = sej._segments.path_of(0)
     with sej.follow(timeout=0) as following, path.open("ab") as file:
         assert next(following).value == b"first"
-        frame, *_ = sej.format.encode(kvspool.journal.Batch([b"x" * 90]), 0, Before(1, 0, 0, 0, 0))
-        size = len(sej.format.encode(kvspool.journal.Batch([b"y" * 20]), 0, Before(1, 0, 0, 0, 0))[0])
+        frame, *_ = sej.format.encode(kvspool.journal.JournalBatch([b"x" * 90]), 0, Before(1, 0, 0, 0, 0))
+        size = len(sej.format.encode(kvspool.journal.JournalBatch([b"y" * 20]), 0, Before(1, 0, 0, 0, 0))[0])
         file.write(frame[:size])
         file.flush()
         segments = following.cursor.segments
@@ -264,7 +264,7 @@ def test_a_torn_end_that_is_cut_and_replaced_by_as_many_bytes_is_read_anew(sej: 
 def test_a_frame_that_becomes_whole_before_the_next_segment_is_seen_is_no_damage(sej: Journal) -> None:
     sej.append(b"first")
     path = sej._segments.path_of(0)
-    whole, *_ = sej.format.encode(kvspool.journal.Batch([b"x" * 600]), 0, Before(1, 0, 0, 0, 0))
+    whole, *_ = sej.format.encode(kvspool.journal.JournalBatch([b"x" * 600]), 0, Before(1, 0, 0, 0, 0))
     with sej.follow(timeout=0) as following, path.open("ab", buffering=0) as file:
         assert next(following).value == b"first"
         file.write(whole[:100])

@@ -18,7 +18,7 @@ from faults import ClockPort, CountingPort
 import kvspool
 from kvspool import system
 from kvspool.errors import TimeUnknown
-from kvspool.journal import Batch, control
+from kvspool.journal import JournalBatch, control
 from kvspool.journal.index import STRIDE
 from kvspool.record import NO_TIME
 
@@ -62,8 +62,8 @@ def test_a_clock_that_goes_back_and_earlier_times_of_the_caller_become_the_lates
         log.append_many([b"first"])  # the compiled twin's `append` asks the clock itself
         log.append_many([b"clock went back"])
         log.append(b"given", timestamp=7)
-        log.append_batch(Batch([b"a", b"b", b"c"], timestamps=[600, 3, 800]))
-        log.append_batch(Batch([b"none", b"d"], timestamps=[NO_TIME, 4]))
+        log.append_batch(JournalBatch([b"a", b"b", b"c"], timestamps=[600, 3, 800]))
+        log.append_batch(JournalBatch([b"none", b"d"], timestamps=[NO_TIME, 4]))
         assert times(log) == [500, 500, 500, 600, 600, 800, NO_TIME, 800]
         assert log.stats().last_timestamp == 800
 
@@ -150,7 +150,7 @@ def test_a_look_up_in_a_journal_whose_times_go_back_ends_and_gives_a_record_of_t
     with create(path, format, 3 * STRIDE) as log:
         encode = type(log.format).encode
 
-        def as_earlier_versions(self: Any, batch: Batch, start: int, place: Any) -> Any:
+        def as_earlier_versions(self: Any, batch: JournalBatch, start: int, place: Any) -> Any:
             return encode(self, batch, start, place._replace(last=NO_TIME))
 
         log.format.encode = as_earlier_versions.__get__(log.format)
@@ -202,7 +202,7 @@ def test_times_do_not_go_back_with_a_stale_page_and_a_last_segment_that_says_non
         stale = lock.read_bytes()
         while len(log.bases()) < 2:
             log.append(VALUE, timestamp=2 * HOUR)
-        log.append_batch(Batch([VALUE], timestamps=[NO_TIME]))
+        log.append_batch(JournalBatch([VALUE], timestamps=[NO_TIME]))
         last = log.format.segments_in(log.path) / log.format.name_of(log.bases()[-1])
         header = log.format.header_bytes
     if left != "records without a time":
@@ -217,10 +217,10 @@ def test_an_open_handle_looks_for_the_latest_time_again_when_the_lock_file_is_an
     with create(tmp_path / "log", "kvj", 4096) as log, system.replaced(ClockPort(*[HOUR] * 9)):
         log.append(VALUE, timestamp=HOUR)
         log.append_many([VALUE] * 3, timestamp=2 * HOUR)
-        log.append_batch(Batch([VALUE], timestamps=[NO_TIME]))
+        log.append_batch(JournalBatch([VALUE], timestamps=[NO_TIME]))
         for _ in range(2):
             lose_the_page(log)
-            log.append_batch(Batch([VALUE], timestamps=[NO_TIME]))
+            log.append_batch(JournalBatch([VALUE], timestamps=[NO_TIME]))
         lose_the_page(log)
         log.append(b"after")
         assert times(log)[-1] == 2 * HOUR
@@ -229,7 +229,7 @@ def test_an_open_handle_looks_for_the_latest_time_again_when_the_lock_file_is_an
 def full_then_empty(path: Path, *, archived: bool = False) -> list[Path]:
     """Make a journal of a segment whose four records have later and later times, and an empty one, without a lock file."""
     with create(path, "kvj", 4096) as log:
-        log.append_batch(Batch([VALUE] * 4, timestamps=[HOUR, 2 * HOUR, 3 * HOUR, 4 * HOUR]))
+        log.append_batch(JournalBatch([VALUE] * 4, timestamps=[HOUR, 2 * HOUR, 3 * HOUR, 4 * HOUR]))
         log.append(VALUE)
         if archived:
             log.archive()
@@ -286,7 +286,7 @@ def three_segments(path: Path, format: str, newest: int) -> list[Path]:
     """Make a journal of two segments whose records end at an hour and two hours, and one of `newest`, without a lock file."""
     with create(path, format, 4096) as log:
         for time in (HOUR, 2 * HOUR, newest):
-            log.append_batch(Batch([VALUE], timestamps=[time]))
+            log.append_batch(JournalBatch([VALUE], timestamps=[time]))
             count = len(log.bases())
             while time != newest and len(log.bases()) == count:
                 log.append(VALUE, timestamp=time)
@@ -366,7 +366,7 @@ def test_records_without_a_time_hide_no_others_from_a_look_up(tmp_path: Path, fo
         with create(path, format, 300) as log:
             known = [NO_TIME if chosen.random() < 0.7 else 1000 * at for at in range(60)]
             for time in known:
-                log.append_batch(Batch([b"x" * 40], timestamps=[time]))
+                log.append_batch(JournalBatch([b"x" * 40], timestamps=[time]))
             for at in range(60):
                 found = [record.timestamp for record in log.read(EPOCH + timedelta(microseconds=at))]
                 timed = [time for time in found if time != NO_TIME]
@@ -375,8 +375,8 @@ def test_records_without_a_time_hide_no_others_from_a_look_up(tmp_path: Path, fo
 
 def test_a_journal_without_times_is_not_walked_at_each_open(tmp_path: Path) -> None:
     with create(tmp_path / "log", "kvj", 1 << 20) as log:
-        log.append_batch(Batch([VALUE] * 1500, timestamps=[NO_TIME] * 1500))
+        log.append_batch(JournalBatch([VALUE] * 1500, timestamps=[NO_TIME] * 1500))
     port = CountingPort()
     with kvspool.open(tmp_path / "log") as log, system.replaced(port):
-        log.append_batch(Batch([VALUE], timestamps=[NO_TIME]))
+        log.append_batch(JournalBatch([VALUE], timestamps=[NO_TIME]))
     assert port.count < 1 << 16

@@ -10,7 +10,7 @@ import pytest
 import kvspool
 from kvspool import Codec, Gap, Record
 from kvspool.errors import Corruption, GapError, TooLarge, UnknownVersion
-from kvspool.journal import Batch, Journal
+from kvspool.journal import Journal, JournalBatch
 from kvspool.journal.format import Before
 from kvspool.journal.formats.kvj import HEAD, HEADER, Kvj
 from kvspool.record import NO_TIME
@@ -33,7 +33,7 @@ def crc32c(data: bytes) -> int:
 def test_a_large_range_without_records_costs_list_no_memory(tmp_path: Path) -> None:
     with kvspool.create(tmp_path / "log", format="kvj") as log:
         log.append_many([b"a", b"b", b"c"])
-        log.append_batch(Batch([b"d"]), at=10**18)
+        log.append_batch(JournalBatch([b"d"]), at=10**18)
         assert 4 <= len(log) < 100
         with pytest.raises(GapError):  # and no MemoryError
             list(log)
@@ -44,7 +44,7 @@ def test_last_passes_over_sequences_that_were_left_out(tmp_path: Path) -> None:
     with kvspool.create(tmp_path / "log", format="kvj", segment_bytes=200) as log:
         log.append_many([b"a"] * 9)
         for at in (12, 1000, 10**18):
-            log.append_batch(Batch([b"b"] * 2), at=at)
+            log.append_batch(JournalBatch([b"b"] * 2), at=at)
         sequences = [*range(9), 12, 13, 1000, 1001, 10**18, 10**18 + 1]
         for count in range(20):
             assert [record.sequence for record in log.last(count)] == sequences[len(sequences) - min(count, len(sequences)) :]
@@ -183,7 +183,7 @@ def test_what_was_left_out_is_told_from_segments_that_are_gone(tmp_path: Path, s
     """Numbers are left out before every record, so also where segments meet; then each segment but the last is removed."""
     with kvspool.create(tmp_path / "log", format="kvj", segment_bytes=150) as log:
         for sequence in range(0, 20 * step, step):
-            log.append_batch(Batch([b"x" * 20]), at=sequence)
+            log.append_batch(JournalBatch([b"x" * 20]), at=sequence)
         assert log.verify().is_sound
         left_out = {number for number in range(log.end()) if number % step}
         assert gaps(log) == {number: "missing" for number in left_out}
@@ -205,6 +205,6 @@ def gaps(log: Journal) -> dict[int, str]:
 
 
 def _frame(log: Journal, sequence: int) -> bytes:
-    data, count, _ = log.format.encode(Batch([b"x"]), 0, Before(sequence, 0, 0, 0, NO_TIME))
+    data, count, _ = log.format.encode(JournalBatch([b"x"]), 0, Before(sequence, 0, 0, 0, NO_TIME))
     assert count == 1
     return bytes(data)

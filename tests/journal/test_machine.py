@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 import kvspool
 from kvspool.engine import times
 from kvspool.errors import OutOfRange
-from kvspool.journal import Batch, Journal
+from kvspool.journal import Journal, JournalBatch
 from kvspool.journal.format import LAST_SEQUENCE
 from kvspool.record import NO_TIME
 
@@ -107,7 +107,7 @@ class Machine(RuleBasedStateMachine):
         kept = self._all_kept(rows)
         form = log.format
         first = self.end
-        batch = Batch(
+        batch = JournalBatch(
             [row[3] for row in kept],
             [row[2] for row in kept] if form.has_keys else None,
             types=[row[1] for row in kept] if form.has_types else None,

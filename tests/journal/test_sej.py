@@ -15,7 +15,7 @@ import pytest
 import kvspool
 from kvspool import Gap, Record
 from kvspool.errors import Corruption, LockTimeout, LogVanished
-from kvspool.journal import Batch
+from kvspool.journal import JournalBatch
 
 TIME = 1500000000123456789
 GOLDEN = bytes.fromhex(
@@ -45,7 +45,7 @@ def test_segments_begin_behind_the_message_that_fills_one(tmp_path: Path) -> Non
             reader.commit()
     with kvspool.open(tmp_path / "log") as log, log.reader("r") as reader:
         assert [record.sequence for record in reader.read()] == list(range(5, 10))
-        assert log.append_batch(Batch([b"a", b"b"], types=[1, 2], timestamps=[5, 6])) == range(10, 12)
+        assert log.append_batch(JournalBatch([b"a", b"b"], types=[1, 2], timestamps=[5, 6])) == range(10, 12)
         assert log.sync() == 12
         assert [record.type for record in reader.follow(timeout=0.1)] == [1, 2]
 

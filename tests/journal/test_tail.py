@@ -22,7 +22,7 @@ from children import Died, in_child, start
 import kvspool
 from kvspool import system
 from kvspool.errors import Closed, KvspoolError, LockTimeout, LogVanished, NotAFile, Poisoned
-from kvspool.journal import Batch, Journal, control
+from kvspool.journal import Journal, JournalBatch, control
 from kvspool.journal.appender import IS_ONE_STEP
 from kvspool.journal.control import APPEND
 from kvspool.kernel import tail_py as tails
@@ -88,7 +88,7 @@ def test_an_append_in_one_step_writes_the_bytes_of_the_long_way(tmp_path: Path, 
             assert one.append(value(50).decode()) == 50
         assert long.call_count == 0
         records = list(one.read())
-        batch = Batch(
+        batch = JournalBatch(
             [record.value for record in records[:50]],
             keys=[record.key for record in records[:50]] if keyed else None,
             types=[record.type for record in records[:50]] if typed else None,
@@ -417,7 +417,7 @@ def test_a_segment_that_grew_by_another_hand_is_looked_at(log: Journal) -> None:
 
 
 def frame_of(log: Journal, sequence: int) -> bytes:
-    data, *_ = log.format.encode(Batch([value(sequence)]), 0, control_place(log, sequence))
+    data, *_ = log.format.encode(JournalBatch([value(sequence)]), 0, control_place(log, sequence))
     return bytes(data)
 
 

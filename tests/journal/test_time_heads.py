@@ -162,8 +162,8 @@ def test_a_small_first_record_is_checked_before_its_time_is_believed(tmp_path: P
 
 
 def test_a_first_record_behind_left_out_sequences_says_the_time(tmp_path: Path) -> None:
-    from kvspool.journal.format import Batch
+    from kvspool.journal.format import JournalBatch
 
     with kvspool.create(tmp_path / "log", format="kvj") as log:
-        log.append_batch(Batch([b"later"], timestamp=9), at=5)
+        log.append_batch(JournalBatch([b"later"], timestamp=9), at=5)
         assert log.stats().first_timestamp == 9

@@ -9,15 +9,15 @@ import pytest
 from loops import twins
 
 from kvspool.kernel import chunks_py
-from kvspool.queue import ChunkQueue, chain, queue
+from kvspool.queue import ChunkQueue, chain, contents, queue
 
 
 def use(monkeypatch: pytest.MonkeyPatch, twin: ModuleType) -> None:
     """Let every queue use the loops of this twin."""
     monkeypatch.setattr(chain, "Ends", twin.Ends)
     monkeypatch.setattr(queue, "Ends", twin.Ends)
-    monkeypatch.setattr(queue, "copies", twin.copies)
-    monkeypatch.setattr(queue, "count", twin.count)
+    monkeypatch.setattr(contents, "copies", twin.copies)
+    monkeypatch.setattr(contents, "count", twin.count)
 
 
 @pytest.fixture(params=twins("kvspool.kernel.chunks"), ids=lambda module: module.__name__.rpartition(".")[2])

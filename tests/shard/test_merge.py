@@ -25,7 +25,7 @@ import kvspool
 import shard
 from kvspool import Gap, system
 from kvspool.errors import Corruption, LogVanished
-from kvspool.journal import Batch
+from kvspool.journal import JournalBatch
 from kvspool.kernel.frames import TWIN
 from kvspool.record import NO_TIME
 from shard import ShardSet
@@ -153,8 +153,8 @@ shards.shards[1].append("other", timestamp=2)
 
 def test_records_without_a_time_come_first(tmp_path: Path) -> None:
     with shard.create(tmp_path / "root", prefix="p", bits=1, format="sej") as shards:
-        shards.shards[0].append_batch(Batch([b"1970"], timestamps=[0]))
-        shards.shards[1].append_batch(Batch([b"none"], timestamps=[NO_TIME]))
+        shards.shards[0].append_batch(JournalBatch([b"1970"], timestamps=[0]))
+        shards.shards[1].append_batch(JournalBatch([b"none"], timestamps=[NO_TIME]))
         assert [record.value for record in shards.read()] == [b"none", b"1970"]
 
 
@@ -164,7 +164,7 @@ def test_a_merge_counts_more_lost_records_than_an_int64_holds(tmp_path: Path) ->
         with closing(Merge(on_gap="skip")) as merge:
             merge.add("log", log.cursor(0, bounded=True), kvspool.Record)
             assert [record.value for record in merge] == [b"first"]
-            assert merge.lost == (1 << 63) + 9
+            assert merge.missed == (1 << 63) + 9
 
 
 def test_a_limit_and_a_timeout_may_be_any_number_but_a_timeout_of_nan_is_refused(shards: ShardSet) -> None:
@@ -466,7 +466,7 @@ def test_an_exception_out_of_a_signal_handler_costs_a_merge_no_record_wherever_i
                     append(1)
                     take()
                 assert got == [list(range(first, first + (3 if waits else 2)))] * 2, nth
-                assert reading.lost == 0
+                assert reading.missed == 0
         assert nth > 20
 
 

@@ -14,7 +14,7 @@ import kvspool
 import shard
 from kvspool import Spool, system
 from kvspool.errors import NotImportable
-from kvspool.journal import Batch
+from kvspool.journal import JournalBatch
 from kvspool.kernel import frames_py as frames
 from kvspool.spool.appending import Row
 
@@ -103,7 +103,7 @@ def test_a_journal_refuses_such_a_time_too_and_keeps_that_of_a_copied_record(
             way(log, 2**63 - 1)
         log.append(b"y")
         assert [record.timestamp <= system.port.now() for record in log] == [True]
-        log.append_batch(Batch([b"copied"], timestamps=[2**63 - 1]))
+        log.append_batch(JournalBatch([b"copied"], timestamps=[2**63 - 1]))
         assert [record.timestamp for record in log][-1] == 2**63 - 1
 
 
@@ -114,8 +114,8 @@ def test_a_copy_into_a_spool_names_the_record_and_a_lossy_one_gives_it_the_prese
         if isinstance(log, Spool):
             far_ahead(log, b"1")
         else:
-            log.append_batch(Batch([b"1"], timestamps=[2**63 - 1]))
-    with pytest.raises(ValueError, match=f"record 1 has no room in .*: timestamp {2**63 - 1} {WORDS}"):
+            log.append_batch(JournalBatch([b"1"], timestamps=[2**63 - 1]))
+    with pytest.raises(ValueError, match=f"record 1 does not fit into .*: timestamp {2**63 - 1} {WORDS}"):
         kvspool.copy(tmp_path / "source", tmp_path / "copy", format="spool", capacity=65536)
     done = kvspool.copy(tmp_path / "source", tmp_path / "copy", format="spool", capacity=65536, lossy=True)
     assert "timestamps" in done.not_kept

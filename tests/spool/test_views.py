@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 from children import Died, in_child, let_others_read, start
+from loops import interpreted
 from rings import Ring, Watched
 
 import kvspool
 from kvspool import GapError, Spool, system
 from kvspool.errors import LogVanished, OutOfRange, Pinned, SpoolFull
 from kvspool.kernel import frames_py
+from kvspool.kernel.writer_py import FrameWriter
 from kvspool.spool import format
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
@@ -190,7 +192,7 @@ def test_a_pin_and_a_writer_see_each_other_at_every_store(make_ring: Callable[..
     os.truncate(data, format.DATA_START + 1024)
     refused = gone = 0
     for store in range(60):
-        ring = make_ring(frames_py)
+        ring = make_ring(interpreted("kvspool.kernel.frames"))
         ring.fill([bytes([at]) * 90 for at in range(20)])
         position, sequence = ring.earliest()
         for _ in range(pins_at):
@@ -216,7 +218,7 @@ def test_a_pin_and_a_writer_see_each_other_at_every_store(make_ring: Callable[..
                     if reader.head() <= start:
                         pinned.append((offset, bytes(ring.data[offset : offset + stored])))
 
-        writer = frames_py.FrameWriter(
+        writer = FrameWriter(
             Watched("ring", ring.data, before),  # type: ignore[arg-type]
             Watched("control", ring.control, before),  # type: ignore[arg-type]
             format.frame_seed(bytes(range(16))),

@@ -98,14 +98,20 @@ class Bench:
 
     @contextmanager
     def ring(self, capacity: int = RING, name: str = "ring") -> Iterator[Any]:
-        """Create a spool, write all its pages twice, and flush them: otherwise the kernel would write them back during the measurement."""
+        """Create a spool, write all its pages twice, flush them, and write them again.
+
+        Without the flush, the kernel would write them back during the measurement. After it, the first store to each page is a page fault.
+        """
         import kvspool
 
         capacity = self.size(capacity, 1 << 20)
         with kvspool.create(self.folder / name, capacity=capacity) as log:
-            for _ in range(2 * capacity // (FRAME * len(THOUSAND)) + 1):
+            calls_in_a_lap = capacity // (FRAME * len(THOUSAND)) + 1
+            for _ in range(2 * calls_in_a_lap):
                 log.append_many(THOUSAND)
             log.sync()
+            for _ in range(calls_in_a_lap):
+                log.append_many(THOUSAND)
             yield log
 
     def rate(self, things: int, work: Callable[[], object]) -> float:

@@ -35,8 +35,9 @@ with atheris.instrument_imports(include=["kvspool"]):
     from kvspool.journal import Journal, files, index
     from kvspool.journal.formats import FORMATS
     from kvspool.journal.settings import Settings
+    from kvspool.kernel import frames as loops
     from kvspool.kernel import frames_py as frames
-    from kvspool.spool import checkpoints, format, pair, search, slots
+    from kvspool.spool import checkpoints, format, headers, search, slots
     from kvspool.spool.keys import KeyTable
 
 CAPACITY = 4096
@@ -52,7 +53,7 @@ frames.TRIES = 1  # nobody changes these slots meanwhile; a hundred looks at eac
 def memory(data: bytes) -> tuple[memoryview, memoryview]:
     """Return a ring and a control block that hold some records, with the input laid over both."""
     ring, control = memoryview(bytearray(CAPACITY)), memoryview(bytearray(format.control_bytes(CAPACITY)))
-    writer = frames.FrameWriter(ring, control, SEED, None, memoryview(bytes(48)))
+    writer = loops.FrameWriter(ring, control, SEED, None, memoryview(bytes(48)))
     writer.begin()
     writer.put_many([b"key", None, b""], [b"one", b"two" * 50, b""], 7, b"\0\0\0", 1)
     writer.publish()
@@ -65,7 +66,7 @@ def memory(data: bytes) -> tuple[memoryview, memoryview]:
 
 def reader(data: bytes) -> None:
     ring, control = memory(data)
-    one = frames.FrameReader(ring, control, SEED, 0, 0)
+    one = loops.FrameReader(ring, control, SEED, 0, 0)
     position, sequence = search.find(one, "earliest")
     one.position, one.sequence = position, sequence
     for _ in range(200):
@@ -77,7 +78,7 @@ def reader(data: bytes) -> None:
 
 def writer(data: bytes) -> None:
     ring, control = memory(data)
-    one = frames.FrameWriter(ring, control, SEED, None, memoryview(bytes(48)))
+    one = loops.FrameWriter(ring, control, SEED, None, memoryview(bytes(48)))
     one.begin()
     one.put_many(None, [b"new", bytes(500)], 0, b"\0\0", 1)
     one.publish()
@@ -91,8 +92,8 @@ def header(data: bytes) -> None:
             body = raw[: layout.size - 4].ljust(layout.size - 4, b"\0")
             for sealed in (raw, body + format.checksum(body).to_bytes(4, "little")):
                 try:
-                    found = pair._checked(layout, sealed, path, magic)  # type: ignore[type-var]
-                    pair._check_capacity(found.capacity, found.data_start, path)
+                    found = headers.checked(layout, sealed, path, magic)  # type: ignore[type-var]
+                    headers.check_capacity(found.capacity, found.data_start, path)
                 except EXPECTED:
                     continue
 
@@ -198,7 +199,7 @@ class Fuzzed:
             sidecar = log.format.sidecar(self.path)
             places = next(self.root.rglob("r.ofs"))
             hint = sidecar / "index" / f"{log.bases()[0]:016x}.idx"
-            index.store(hint, 0, [index.Entry(66, 1, 0)])
+            index.store(hint, 0, [index.SegmentIndexEntry(66, 1, 0)])
             self.parts = [self.first, self.last, log.format.lock_file(self.path), sidecar / "kvspool.json", places, hint]
         self.good = {path: path.read_bytes() for path in self.root.rglob("*") if path.is_file()}
 

@@ -262,7 +262,7 @@ class Life:
     def _tear(self, appender: Appender, page: Page) -> None:
         """Under the append lock: write the beginning of a frame, as a writer that is killed."""
         place = Before(page.next_sequence, page.base, page.end, self.port.clock, page.last_timestamp)
-        data, _, _ = appender.format.encode(kvspool.journal.Batch([self.value()]), 0, place)
+        data, _, _ = appender.format.encode(kvspool.journal.JournalBatch([self.value()]), 0, place)
         assert appender._segment is not None
         system.port.write(appender._segment.fd, bytes(data[: self.choose.randrange(len(data))]), page.end)
 

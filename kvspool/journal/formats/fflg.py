@@ -19,7 +19,7 @@ from kvspool.engine import sizes
 from kvspool.engine.layout import Layout
 from kvspool.errors import Corruption, NotAFile, TooLarge, UnknownVersion
 from kvspool.journal.consumers import INDEX, ConsumerIndex, parse_index, read_index
-from kvspool.journal.format import LARGEST_SEGMENT, LAST_SEQUENCE, LAST_TIME, WHOLE, Batch, Before, Scan
+from kvspool.journal.format import LARGEST_SEGMENT, LAST_SEQUENCE, LAST_TIME, WHOLE, Before, JournalBatch, Scan
 from kvspool.journal.formats.arrangement import Bare
 from kvspool.journal.offsets import Offsets
 from kvspool.journal.segments import Segment
@@ -39,7 +39,7 @@ ENTRIES_COMPARED = 1000  # that are read both ways if a header is ambiguous
 _NAME = re.compile(r"[0-9a-fA-F]{8,20}")
 
 
-class Header(NamedTuple):
+class FflgHeader(NamedTuple):
     """The header of a segment of the program."""
 
     magic: Annotated[bytes, "4s", "`FFLG`"]
@@ -55,13 +55,13 @@ class DocumentHeader(NamedTuple):
     base: Annotated[int, "Q", "sequence of the first entry"]
 
 
-class Entry(NamedTuple):
+class BlobHead(NamedTuple):
     """The head of a blob."""
 
     size: Annotated[int, "I", "bytes of the blob"]
 
 
-HEADER, DOCUMENT_HEADER, ENTRY = Layout(Header, ">"), Layout(DocumentHeader, ">"), Layout(Entry, ">")
+HEADER, DOCUMENT_HEADER, ENTRY = Layout(FflgHeader, ">"), Layout(DocumentHeader, ">"), Layout(BlobHead, ">")
 
 
 class Fflg(Bare):
@@ -127,7 +127,7 @@ class Fflg(Bare):
     # Headers.
 
     def header(self, base: int) -> bytes:
-        return HEADER.pack(Header(MAGIC, VERSION, base))
+        return HEADER.pack(FflgHeader(MAGIC, VERSION, base))
 
     def begin_of(self, segment: Segment) -> int:
         data = segment.read(0, HEADER.size)
@@ -166,13 +166,13 @@ class Fflg(Bare):
 
     # Bytes.
 
-    def check(self, batch: Batch) -> None:
+    def check(self, batch: JournalBatch) -> None:
         longest = max(map(len, batch.values), default=0)
         most = min(self.segment_bytes - HEADER.size - SIZE, LONGEST_BLOB)
         if longest > most:
             raise TooLarge(f"a value of {longest} bytes: a segment of {self.segment_bytes} bytes holds {most}; nothing was written")
 
-    def encode(self, batch: Batch, start: int, place: Before) -> tuple[bytes | bytearray, int, int]:
+    def encode(self, batch: JournalBatch, start: int, place: Before) -> tuple[bytes | bytearray, int, int]:
         left = LAST_SEQUENCE - place.sequence
         if left <= 0:
             raise TooLarge(f"no sequence is left after {place.sequence - 1}; nothing was written")
@@ -208,7 +208,7 @@ def _base_of(name: str) -> int | None:
 
 
 def _headers(base: int) -> list[bytes]:
-    return [HEADER.pack(Header(MAGIC, VERSION, base)), DOCUMENT_HEADER.pack(DocumentHeader(MAGIC, VERSION, base))]
+    return [HEADER.pack(FflgHeader(MAGIC, VERSION, base)), DOCUMENT_HEADER.pack(DocumentHeader(MAGIC, VERSION, base))]
 
 
 def _first_bytes(path: Path, is_sure: bool) -> bytes:

@@ -21,7 +21,7 @@ from kvspool.engine.layout import Layout
 from kvspool.errors import Corruption, TooLarge
 from kvspool.journal import sidecars
 from kvspool.journal.bounds import Bounds
-from kvspool.journal.format import LAST_SEQUENCE, LAST_TIME, Batch, Before, Scan
+from kvspool.journal.format import LAST_SEQUENCE, LAST_TIME, Before, JournalBatch, Scan
 from kvspool.journal.formats.arrangement import Bare
 from kvspool.journal.offsets import OffsetFiles, Offsets
 from kvspool.journal.segments import Segment, Segments
@@ -35,13 +35,13 @@ PIECE = 1 << 20  # bytes read at once, at least one record
 _NAME = re.compile(r"[0-9a-f]{16}")
 
 
-class Tail(NamedTuple):
+class ItemTail(NamedTuple):
     """The bytes after each item."""
 
     checksum: Annotated[int, "I", "CRC-32 (IEEE, as zlib has it) of the item"]
 
 
-TAIL = Layout(Tail, ">")
+TAIL = Layout(ItemTail, ">")
 assert TAIL.size == CHECKSUM
 
 
@@ -66,7 +66,7 @@ class Fixed(Bare):
         return {"item_bytes": self.item_bytes, "items_per_blob": self.items_per_blob}
 
     @classmethod
-    def settled(cls, stored: dict[str, int], given: dict[str, int]) -> dict[str, int]:
+    def chosen_limits(cls, stored: dict[str, int], given: dict[str, int]) -> dict[str, int]:
         """Return the limits as every format does, but refuse different lengths, which would tear items apart. Raises ValueError."""
         for name, value in given.items():
             if stored.get(name, value) != value:
@@ -104,7 +104,7 @@ class Fixed(Bare):
 
     # Bytes.
 
-    def check(self, batch: Batch) -> None:
+    def check(self, batch: JournalBatch) -> None:
         row = fixed.first_unfit(batch.values, self.item_bytes)
         if row < 0:
             return
@@ -112,7 +112,7 @@ class Fixed(Bare):
         message = f"item {row} of {len(batch.values)} has {size} bytes; this journal has items of {self.item_bytes}; nothing was written"
         raise TooLarge(message) if size > self.item_bytes else ValueError(message)
 
-    def encode(self, batch: Batch, start: int, place: Before) -> tuple[bytes | bytearray, int, int]:
+    def encode(self, batch: JournalBatch, start: int, place: Before) -> tuple[bytes | bytearray, int, int]:
         left = place.base + self.items_per_blob - place.sequence
         count = min(len(batch.values) - start, left, max(1, PIECE // self.record_bytes))
         return fixed.encode(batch.values, start, count, self.item_bytes), count, place.last

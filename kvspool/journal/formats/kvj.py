@@ -14,7 +14,7 @@ from kvspool.engine.layout import Layout
 from kvspool.errors import Corruption, TooLarge, UnknownVersion
 from kvspool.journal import format
 from kvspool.journal.control import checksum
-from kvspool.journal.format import LAST_SEQUENCE, LAST_TIME, Batch, Before, Scan
+from kvspool.journal.format import LAST_SEQUENCE, LAST_TIME, Before, JournalBatch, Scan
 from kvspool.journal.formats.arrangement import Nested
 from kvspool.kernel import kvj, tail_py
 from kvspool.kernel.kvj_py import HEAD as HEAD_BYTES
@@ -28,7 +28,7 @@ SEGMENT_BYTES = 64 << 20
 PIECE = 1 << 20  # bytes of frames encoded from columns at once: they are still in the cache when they are written
 
 
-class Header(NamedTuple):
+class KvjHeader(NamedTuple):
     """The beginning of a segment."""
 
     magic: Annotated[bytes, "7s", "kvjrnl and a zero byte"]
@@ -38,7 +38,7 @@ class Header(NamedTuple):
     checksum: Annotated[int, "I", "CRC32C of what stands before it"]
 
 
-class Head(NamedTuple):
+class KvjHead(NamedTuple):
     """The head of a record, before its key; the value follows the key."""
 
     checksum: Annotated[int, "I", "CRC32C of the rest of the frame"]
@@ -50,8 +50,8 @@ class Head(NamedTuple):
     key_size: Annotated[int, "H", "bytes of the key; 65535: no key"]
 
 
-HEADER = Layout(Header, ">")
-HEAD = Layout(Head, ">")
+HEADER = Layout(KvjHeader, ">")
+HEAD = Layout(KvjHead, ">")
 MAGIC = b"kvjrnl\0"
 
 
@@ -72,7 +72,7 @@ class Kvj(Nested):
         return path / "lock"
 
     def header(self, base: int) -> bytes:
-        data = HEADER.pack(Header(MAGIC, 1, base, 0, 0))[:-4]
+        data = HEADER.pack(KvjHeader(MAGIC, 1, base, 0, 0))[:-4]
         return data + checksum(data).to_bytes(4, "big")
 
     def check_header(self, data: bytes, base: int) -> int:
@@ -85,7 +85,7 @@ class Kvj(Nested):
             raise Corruption(f"it does not begin with the header of a segment that starts at sequence {base}")
         return HEADER.size
 
-    def check(self, batch: Batch) -> None:
+    def check(self, batch: JournalBatch) -> None:
         longest = max(map(len, batch.values), default=0)
         self._check_sizes(longest, max((len(key) for key in batch.keys or () if key is not None), default=0))
 
@@ -99,7 +99,7 @@ class Kvj(Nested):
         if HEAD_BYTES + longest + key > LARGEST:
             raise TooLarge(f"a value of {longest} bytes: a kvj frame holds {LARGEST - HEAD_BYTES} of key and value; nothing was written")
 
-    def encode(self, batch: Batch, start: int, place: Before) -> tuple[bytes | bytearray, int, int]:
+    def encode(self, batch: JournalBatch, start: int, place: Before) -> tuple[bytes | bytearray, int, int]:
         values, keys, type, timestamp, types, timestamps, codec, codecs = batch
         time = place.now if timestamp is None else timestamp
         room = self._room(place.end)
@@ -134,13 +134,13 @@ class Kvj(Nested):
     def pass_over(self, data: bytes, sequence: int, until: int = LAST_SEQUENCE, timestamp: int = LAST_TIME) -> Scan:
         return Scan(*kvj.pass_over(data, sequence, until, timestamp))
 
-    def head(self, data: bytes) -> format.Head | None:
+    def head(self, data: bytes) -> format.FrameHead | None:
         if len(data) < HEAD.size:
             return None
         head = HEAD.unpack(data[: HEAD.size])
         key_size = 0 if head.key_size == NO_KEY else head.key_size
         is_possible = HEAD.size + key_size <= head.size <= LARGEST and head.sequence < LAST_SEQUENCE
-        return format.Head(head.sequence, head.timestamp, head.size) if is_possible else None
+        return format.FrameHead(head.sequence, head.timestamp, head.size) if is_possible else None
 
     def resume(self, data: bytes, sequence: int, until: int) -> tuple[int, int] | None:
         at = kvj.find(data, sequence + 1, until)

@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 from kvspool.engine.layout import Layout
 from kvspool.errors import TooLarge
 from kvspool.journal import format
-from kvspool.journal.format import LAST_SEQUENCE, LAST_TIME, Batch, Before, Scan
+from kvspool.journal.format import LAST_SEQUENCE, LAST_TIME, Before, JournalBatch, Scan
 from kvspool.journal.formats.arrangement import Nested
 from kvspool.kernel import sej, tail_py
 from kvspool.kernel.sej_py import LONGEST_KEY, LONGEST_VALUE, SIZES
@@ -24,7 +24,7 @@ from kvspool.kernel.sej_py import LONGEST_KEY, LONGEST_VALUE, SIZES
 SEGMENT_BYTES = 1 << 30
 
 
-class Head(NamedTuple):
+class SejHead(NamedTuple):
     """The head of a message, before its key."""
 
     offset: Annotated[int, "Q", "sequence of the record"]
@@ -33,7 +33,7 @@ class Head(NamedTuple):
     key_size: Annotated[int, "b", "k, 0..127; no key is an empty key"]
 
 
-HEAD = Layout(Head, ">")
+HEAD = Layout(SejHead, ">")
 
 
 class Sej(Nested):
@@ -53,7 +53,7 @@ class Sej(Nested):
     def lock_file(self, path: Path) -> Path:
         return path / "jnl.lck"
 
-    def check(self, batch: Batch) -> None:
+    def check(self, batch: JournalBatch) -> None:
         longest = max(map(len, batch.values), default=0)
         if longest > LONGEST_VALUE:
             raise TooLarge(f"a value of {longest} bytes: a sej message holds {LONGEST_VALUE}; nothing was written")
@@ -61,7 +61,7 @@ class Sej(Nested):
         if key > LONGEST_KEY:
             raise TooLarge(f"a key of {key} bytes: a sej message holds {LONGEST_KEY}; nothing was written")
 
-    def encode(self, batch: Batch, start: int, place: Before) -> tuple[bytes | bytearray, int, int]:
+    def encode(self, batch: JournalBatch, start: int, place: Before) -> tuple[bytes | bytearray, int, int]:
         values, keys, type, timestamp, types, timestamps, *_ = batch
         time = place.now if timestamp is None else timestamp
         return sej.encode(
@@ -84,8 +84,8 @@ class Sej(Nested):
             position = match.start()
             found = int.from_bytes(data[position : position + 8], "big")
             size = self._size_of(data, position) if sequence < found <= last else 0
-            behind = data[position + size : position + size + 8]
-            if size and (found + 1).to_bytes(8, "big").startswith(behind):
+            after = data[position + size : position + size + 8]
+            if size and (found + 1).to_bytes(8, "big").startswith(after):
                 return position, found
         return None
 
@@ -105,20 +105,20 @@ class Sej(Nested):
     def pass_over(self, data: bytes, sequence: int, until: int = LAST_SEQUENCE, timestamp: int = LAST_TIME) -> Scan:
         return Scan(*sej.pass_over(data, sequence, until, timestamp))
 
-    def head(self, data: bytes) -> format.Head | None:
+    def head(self, data: bytes) -> format.FrameHead | None:
         if len(data) < HEAD.size:
             return None
         head = HEAD.unpack(data[: HEAD.size])
         sizes = HEAD.size + head.key_size
         if head.key_size < 0 or len(data) < sizes + 4:
             return None
-        return format.Head(head.offset, head.timestamp, SIZES + head.key_size + int.from_bytes(data[sizes : sizes + 4], "big"))
+        return format.FrameHead(head.offset, head.timestamp, SIZES + head.key_size + int.from_bytes(data[sizes : sizes + 4], "big"))
 
-    def behind_jump(self, data: bytes, sequence: int, found: int) -> tuple[int, int] | None:
+    def after_jump(self, data: bytes, sequence: int, found: int) -> tuple[int, int] | None:
         """A single wrong offset among correct ones is damage; otherwise messages are missing."""
         size = 0 if found >= LAST_SEQUENCE else sej.pass_over(data, found, found + 1, LAST_TIME)[0]
-        behind = data[size:]
-        goes_on = sej.pass_over(behind, sequence + 1, sequence + 2, LAST_TIME)[0] > 0
-        if size and (goes_on or not behind):
+        after = data[size:]
+        goes_on = sej.pass_over(after, sequence + 1, sequence + 2, LAST_TIME)[0] > 0
+        if size and (goes_on or not after):
             return size, sequence + 1
-        return super().behind_jump(data, sequence, found) if size else None
+        return super().after_jump(data, sequence, found) if size else None

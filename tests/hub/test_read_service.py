@@ -1,4 +1,4 @@
-"""The answers of a hub to readers: records, Gaps, ends and errors as any Flight client sees them; refusals; released resources."""
+"""The read service of a hub: records, Gaps, ends and errors as any Flight client sees them; refusals; released resources."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from hub.protocol import reading
 from hub.protocol.ingest import Level
 from hub.server import read_service
 from kvspool import arrow, system
-from kvspool.journal.format import Batch
+from kvspool.journal.format import JournalBatch
 from kvspool.record import Codec, Gap
 
 
@@ -136,7 +136,7 @@ def test_a_batch_has_two_mebibytes_at_most_and_a_large_record_comes_alone(root: 
 def test_only_the_columns_of_a_ticket_are_sent_and_rows_say_their_sequence_beside_them(root: Path, client: flight.FlightClient) -> None:
     with kvspool.create(root / "JFK", format="kvj", first_sequence=5) as log:
         log.append_many([b"a", b"b"], type=7)
-        log.append_batch(Batch([b"c"]), at=9)
+        log.append_batch(JournalBatch([b"c"]), at=9)
     ticket = {"client": "JFK", "columns": ["value", "type"]}
     reader = client.do_get(flight.Ticket(msgspec.json.encode(ticket)))
     assert reader.schema.names == ["type", "value"]
@@ -229,7 +229,7 @@ def test_only_what_is_on_disk_and_the_hub_puts_it_there_first(root: Path, client
 
 def test_sequences_that_were_left_out_are_told_in_their_place(root: Path, client: flight.FlightClient) -> None:
     with journal(root, count=2) as log:
-        log.append_batch(Batch([b"late"]), at=10)
+        log.append_batch(JournalBatch([b"late"]), at=10)
     chunks = list(client.do_get(flight.Ticket(b'{"client": "JFK"}')))
     assert [chunk.data.num_rows for chunk in chunks] == [2, 0, 1, 0]
     assert json.loads(chunks[1].app_metadata.to_pybytes()) == {"gap": {"first": 2, "last": 9, "reason": "missing"}}

@@ -22,7 +22,7 @@ PATIENCE = 10.0  # seconds for a server's answer
 LARGEST = 1 << 26  # largest answer, in bytes
 
 
-class ShardFigures(msgspec.Struct, frozen=True):
+class ShardCounts(msgspec.Struct, frozen=True):
     """A shard.
 
     generations: logs shipped to it, None if unreadable; lost: sequences that its client has declared lost since the server started; behind:
@@ -40,12 +40,12 @@ class ShardFigures(msgspec.Struct, frozen=True):
     behind: int | None = None
 
 
-class ClientFigures(msgspec.Struct, frozen=True):
+class ClientCounts(msgspec.Struct, frozen=True):
     """A client. quota_bytes: limit of its stored bytes; 0 for none."""
 
     client: str
     bits: int
-    shards: list[ShardFigures]
+    shards: list[ShardCounts]
     connections: int | None = None
     quota_bytes: int | None = None
 
@@ -77,19 +77,19 @@ class ClientFigures(msgspec.Struct, frozen=True):
         return max((shard.last_timestamp for shard in self.shards), default=0)
 
 
-class ReaderFigures(msgspec.Struct, frozen=True):
+class ReaderCounts(msgspec.Struct, frozen=True):
     """A durable reader. lag: uncommitted records; None if its positions can't be read."""
 
     name: str
     lag: int | None
 
 
-class HubFigures(msgspec.Struct, frozen=True):
+class HubCounts(msgspec.Struct, frozen=True):
     """A hub. source: origin of the statistics; troubles: failures of the server and damaged shards, a sentence each."""
 
     source: str
-    clients: list[ClientFigures]
-    readers: list[ReaderFigures]
+    clients: list[ClientCounts]
+    readers: list[ReaderCounts]
     troubles: list[str] = []
 
 
@@ -101,16 +101,16 @@ class _Report(msgspec.Struct):
     troubles: list[str] = []
 
 
-def of_root(path: Path) -> HubFigures:
+def of_root(path: Path) -> HubCounts:
     """Read the statistics of a hub root, with or without a running server. Damaged shards are troubles."""
     troubles: list[str] = []
     with HubRoot.open(path) as root:
         clients = [_client(one) for one in root.stats(troubles).clients]
-        readers = [ReaderFigures(one.name, None if one.lag is None else one.lag.records) for one in root.readers()]
-    return HubFigures(str(path), clients, readers, troubles)
+        readers = [ReaderCounts(one.name, None if one.lag is None else one.lag.records) for one in root.readers()]
+    return HubCounts(str(path), clients, readers, troubles)
 
 
-def of_page(url: str) -> HubFigures:
+def of_page(url: str) -> HubCounts:
     """Ask a running server for its statistics. url: of its page. Raises Unreachable, and Malformed for an answer of another program."""
     url = url.rstrip("/")
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -129,13 +129,13 @@ def of_page(url: str) -> HubFigures:
     return _of_status(url, report.status, report.troubles)
 
 
-def _of_status(source: str, status: HubStatus, troubles: list[str]) -> HubFigures:
+def _of_status(source: str, status: HubStatus, troubles: list[str]) -> HubCounts:
     clients = [
-        ClientFigures(
+        ClientCounts(
             one.client,
             one.bits,
             [
-                ShardFigures(
+                ShardCounts(
                     shard.index,
                     shard.generation + 1,
                     shard.first_sequence,
@@ -153,17 +153,17 @@ def _of_status(source: str, status: HubStatus, troubles: list[str]) -> HubFigure
         )
         for one in status.clients
     ]
-    return HubFigures(source, clients, [ReaderFigures(one.name, one.lag) for one in status.readers], troubles)
+    return HubCounts(source, clients, [ReaderCounts(one.name, one.lag) for one in status.readers], troubles)
 
 
-def _client(stats: ClientStats) -> ClientFigures:
-    return ClientFigures(stats.client, stats.bits, [_shard(one) for one in stats.shards])
+def _client(stats: ClientStats) -> ClientCounts:
+    return ClientCounts(stats.client, stats.bits, [_shard(one) for one in stats.shards])
 
 
-def _shard(stats: Any) -> ShardFigures:
+def _shard(stats: Any) -> ShardCounts:
     path = Path(stats.path)
     index = int(path.name[-3:], 16) if "." in path.name else 0
-    return ShardFigures(
+    return ShardCounts(
         index, generations(path), stats.first_sequence, stats.next_sequence, stats.records, stats.used, stats.last_timestamp
     )
 

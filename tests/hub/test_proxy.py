@@ -1,4 +1,4 @@
-"""The gate, with real sockets: bytes that pass through, each limit, every way in which an end can break, and that nothing is left over."""
+"""The TCP proxy, with real sockets: bytes that pass through, each limit, every way in which an end breaks, and that nothing is left over."""
 
 from __future__ import annotations
 
@@ -762,7 +762,7 @@ def test_nothing_stays_open_whatever_became_of_the_connections(street: Street) -
         street.wait_for(Reason.BY_HANDLER)
         street.proxy.close()
     assert set(os.listdir("/proc/self/fd")) == before
-    assert not [thread for thread in threading.enumerate() if thread.name == "gate"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "proxy"]
 
 
 def test_the_handlers_of_a_flight_server_find_their_connections_and_closing_the_gate_ends_its_shutdown(street: Street) -> None:
