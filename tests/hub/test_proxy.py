@@ -1,4 +1,4 @@
-"""The TCP proxy, with real sockets: bytes that pass through, each limit, every way in which an end breaks, and that nothing is left over."""
+"""The TCP proxy, with real sockets: bytes that pass through, each limit, every way in which an end breaks, and that nothing remains."""
 
 from __future__ import annotations
 
