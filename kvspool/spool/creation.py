@@ -72,25 +72,30 @@ def create(
         crc=0,
     )
     try:
-        with making.directory(path, discard) as made:
-            fill(made.path, header._replace(log_id=made.id), mode, touched=touched)
-            # Opened first: once other processes can see the log, only the disk can fail, which raises NameNotDurable.
-            files = SpoolFiles(made.path, allow_unsafe_fs=allow_unsafe_fs)
-            try:
-                if touched and files.is_writable:
-                    files.populate(touched)
-                _publish(made, path)
-            except BaseException:
-                with suppress(OSError):  # the first error counts; the files are closed anyway
-                    files.close()
-                raise
-            files.path = path
-            return files
+        return _made(path, header, mode, allow_unsafe_fs, touched)
     except OSError as error:
         is_clean = not getattr(error, "__notes__", None)  # otherwise a note names the directory that stays
         left = "; it is complete" if isinstance(error, NameNotDurable) else "; nothing is left" if is_clean else ""
         error.add_note(f"while creating the spool {path} of {capacity} bytes{left}")
         raise
+
+
+def _made(path: Path, header: format.ControlHeader, mode: int, allow_unsafe_fs: bool, touched: int) -> SpoolFiles:
+    """Make the files in a hidden directory, open them, and give the directory its name."""
+    with making.directory(path, discard) as made:
+        fill(made.path, header._replace(log_id=made.id), mode, touched=touched)
+        # Opened first: once other processes can see the log, only the disk can fail, which raises NameNotDurable.
+        files = SpoolFiles(made.path, allow_unsafe_fs=allow_unsafe_fs)
+        try:
+            if touched and files.is_writable:
+                files.populate(touched)
+            _publish(made, path)
+        except BaseException:
+            with suppress(OSError):  # the first error counts; the files are closed anyway
+                files.close()
+            raise
+        files.path = path
+        return files
 
 
 def touchable(capacity: int) -> int:

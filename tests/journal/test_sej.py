@@ -247,7 +247,7 @@ def test_a_damaged_offset_is_shown_beside_the_readers_that_are_sound(tmp_path: P
         (tmp_path / "log/ofs/torn.ofs").write_bytes(b"123")
         sound, torn = log.readers()
         assert (sound.sequence, sound.problem, torn.sequence) == (0, "", None)
-        assert "has not 8 bytes but 3" in torn.problem
+        assert "have 8 bytes but 3" in torn.problem
 
 
 def test_a_directory_without_a_segment_is_an_empty_journal(tmp_path: Path) -> None:
