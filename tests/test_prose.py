@@ -190,6 +190,28 @@ def test_the_prose_in_a_module_is_plain_english(path: Path) -> None:
     assert not found, "\n".join(["", *found])
 
 
+def names_of_tests(source: str) -> list[str]:
+    """Return the names of the tests in a module."""
+    functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return [function.name for function in functions if function.name.startswith("test_")]
+
+
+def replaced_words(name: str) -> list[str]:
+    """Return the words in the name of a test that the glossary replaces."""
+    return WORDS.findall(name.removeprefix("test_").replace("_", " "))
+
+
+@pytest.mark.parametrize("path", TESTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_names_of_tests_contain_no_replaced_words(path: Path) -> None:
+    names = names_of_tests(path.read_text(encoding="utf-8"))
+    assert {name: words for name in names if (words := replaced_words(name))} == {}
+
+
+def test_replaced_words_in_the_name_of_a_test_are_found() -> None:
+    source = "async def test_nobody_waits(): pass\nclass A:\n    def test_who_reads_gets_it(self): pass\ndef lies(): pass\n"
+    assert [replaced_words(name) for name in names_of_tests(source)] == [["nobody"], ["who reads"]]
+
+
 def docstrings(source: str) -> Iterator[Paragraph]:
     """Yield the paragraphs of prose in the docstrings of a module; no lists, trees and examples, which have marks or are indented."""
     for node in ast.walk(ast.parse(source)):
