@@ -1,8 +1,8 @@
 """Makes `format("kvspool")` known to every Spark session: nothing has to be registered.
 
 Spark imports all modules whose name begins with `pyspark_` when a session first needs a data source that is written in Python, and takes
-the class `DefaultSource` of each. One that can't be imported would take those of everybody else along, so nothing is imported here but
-Spark's own base class. What lies behind the format is imported when the format is used, and what is missing for it is said there.
+the class `DefaultSource` of each. If one of them can't be imported, the classes of all other packages are missing too, so only Spark's own
+base class is imported here. The format is imported when it is used; missing packages are reported then.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ PACKAGES = tuple(str(Path(str(one.__file__)).parent) for one in (kvspool, shard)
 
 
 class Interrupt(Exception):
-    """What the signal handler raises."""
+    """Raised by the signal handler."""
 
 
 class called:

@@ -1,4 +1,4 @@
-"""Run a function in a forked child, and get its result, or its death, back."""
+"""Run a function in a forked child, and get its result, or the signal that ended the child."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Died(Exception):
 
 
 def in_child(function: Callable[[], Any], seconds: int = 60, fork: Callable[[], int] = os.fork) -> Any:
-    """Return what `function` returns in a forked child; AssertionError with its traceback if it raised, Died if a signal ended it."""
+    """Return what `function` returns in a forked child; AssertionError with its traceback if it raised, `Died` if a signal ended it."""
     return start(function, seconds, fork)()
 
 
@@ -81,14 +81,14 @@ def addresses() -> int:
 
 
 def bound_addresses(more: int) -> None:
-    """Let this process's address space grow by that many bytes at most, whatever it has already: much, behind many other tests."""
+    """Let this process's address space grow by that many bytes at most, however large it already is: many earlier tests make it large."""
     size = addresses() + more
     resource.setrlimit(resource.RLIMIT_AS, (size, size))
 
 
 @contextmanager
 def writing(log: Spool) -> Iterator[Any]:
-    """Hold the append lock of a log, and its handle against other threads, as a writer does in the midst of its work."""
+    """Hold the append lock of a log, and its handle against other threads, as a writer does during an append."""
     with log._thread_lock:
         writer = log._open_writer()
         with locks.appending(writer.lock, log.timeout, lambda: "a test"):

@@ -1,4 +1,4 @@
-"""A port whose clocks stand still until a test moves them."""
+"""A port whose clocks move only when a test moves them."""
 
 from __future__ import annotations
 

@@ -25,9 +25,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a 
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Code differs by twin in the loops over frames, entries, chunks and keys, in the locks, the sleeping and the merge. What these do, and
-# what every log promises, is tested on both twins. All that stands above them, as retention, repair, the network and the command, has
-# one run, on the compiled twin if there is one.
+# Code differs by twin in the loops over frames, entries, chunks and keys, in the locks, the sleeping and the merge. Their tests, and
+# the tests of the promises of every log, run on both twins. Tests of the layers above them, such as retention, repair, the network and
+# the command, run once, on the compiled twin if there is one.
 ON_BOTH_TWINS = (
     "contract/*",
     *(f"journal/test_{name}.py" for name in "group journal_crash_points journal_interrupts journal_sleeping journal_stress".split()),
@@ -142,9 +142,9 @@ def log(tmp_path: Path) -> Iterator[kvspool.Spool]:
 
 @pytest.fixture
 def open_files() -> Callable[[], set[str]]:
-    """Count what this process holds: the targets of its descriptors that lie in a spool, and its mappings of them.
+    """Count the files that this process holds open: the targets of its descriptors in a spool, and its mappings of them.
 
-    From here on the collector looks only at what is made later: that makes `gc.collect` cheap, for later tests too.
+    From here on the collector examines only objects that are created later: that makes `gc.collect` cheap, for later tests too.
     """
     gc.collect()  # what earlier tests left to the collector must not go while one counts
     gc.freeze()

@@ -1,21 +1,21 @@
-"""Every state in which a killed process can leave what it shares, from one run of what it does.
+"""Every state in which a killed process can leave its shared files and memory, from one run of its operation.
 
-What outlives a SIGKILL is what the process shared with others: files, the bytes that are mapped included, and their names. Locks go
-with the process. So an operation runs once, traced, and before each of its opcodes, the libraries' too, all
-that it shares is compared with what it was. Whenever it differs another state has begun; there is none between two of them that a kill
-before any opcode could leave.
+Only the state that a process shares with others outlives a SIGKILL: files, mapped bytes included, and their names. Its locks are
+released. So an operation runs once, traced, and before each of its opcodes, the libraries' too, all
+shared state is compared with its previous contents. Each difference begins another state; between two of them there is none that a
+kill before any opcode could leave.
 
-**Torn changes.** Between two opcodes C may have stored many words, in an order of its own, and be killed in the midst of that. So for each
-change of more than one word there are states in which only some of them were stored: every choice where those are few, otherwise the first
-ones up to each, and choices at random.
+**Torn changes.** Between two opcodes C code may store many words, in any order, and be killed before it has stored all of them. So for
+each change of more than one word there are states in which only some of them were stored: every choice if there are few, otherwise the
+first words up to each, and random choices.
 
 The compiled twin has no opcodes. It is run in a child that stops after each instruction of the machine (`Stepped`): nothing is torn there.
 
-Opcodes that only look something up, compute, put it on the interpreter's stack or into a local variable, or jump, change nothing that is
-shared; what stands behind those needs no look. (What they call in Python has opcodes of its own.)
+Opcodes that only look something up, compute, put it on the interpreter's stack or into a local variable, or jump, change no shared
+state; nothing is compared after those. (Python functions that they call have opcodes of their own.)
 
-**What is not seen:** the steps of one call of the kernel or of libc that changes several names (`sem_open` makes its file under another
-one), and what other threads of the process do between two opcodes of the one that is traced.
+**Not covered:** the steps of one call of the kernel or of libc that changes several names (`sem_open` makes its file under another
+one), and the work of other threads of the process between two opcodes of the traced one.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class File(NamedTuple):
 
 
 class State:
-    """What a killed process leaves.
+    """Shared state after a kill.
 
     directories: permission bits by name; names: by the name of a file, which one it is; files: by that, those too that have no name any
     more, since others may have them open. said: what the operation had acknowledged when the
@@ -231,7 +231,7 @@ def _harmless(code: CodeType) -> frozenset[int]:
 
 
 class States:
-    """The states of one run of an operation; the last one is that behind it."""
+    """The states of one run of an operation; the last one is the state after it."""
 
     states: list[State]
 

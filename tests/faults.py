@@ -140,7 +140,7 @@ class CountingPort(Port):
 
 
 class ClockPort(Port):
-    """A wall clock that says what it is told, then repeats its last time."""
+    """A wall clock that returns the given times, then repeats the last one."""
 
     def __init__(self, *times: int) -> None:
         super().__init__()

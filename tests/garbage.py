@@ -1,4 +1,4 @@
-"""What a small file may hold after a crash, a bad disk or a hand that slipped."""
+"""Contents that a small file may have after a crash, a disk error or a wrong edit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tiny Flight server behind `hub.server.authentication`, and what a client sees of it."""
+"""A tiny Flight server protected by `hub.server.authentication`, and its answers to a client."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class GuardedServer(flight.FlightServerBase):  # type: ignore[misc]
         yield principal.name.encode()
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        """Acknowledge each batch, as long as the caller is still who he was."""
+        """Acknowledge each batch while the caller still has the same identity."""
         self.calls += 1
         principal = self.authentication.principal(context)
         for _ in reader:

@@ -1,4 +1,4 @@
-"""The campaign of crash images, for the tests that take a slice of it or its disks in memory; and a machine that was started anew."""
+"""The campaign of crash images, for the tests that take a slice of it or its disks in memory; and a restarted machine."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ crash_images = _load()
 
 
 class Rebooted(system.Port):
-    """A machine that was started anew."""
+    """A restarted machine."""
 
     def boot_id(self) -> bytes:
         return OTHER_BOOT
 
 
 class ReadOnly(Rebooted):
-    """And a user who may only read."""
+    """A restarted machine, for a user without permission to write."""
 
     def open(self, path: str | os.PathLike[str], flags: int, mode: int = 0o600) -> int:
         if flags & os.O_RDWR and not flags & os.O_CREAT:

@@ -11,7 +11,7 @@ from kvspool.kernel import twins as choosing
 
 
 def twins(stem: str) -> list[ModuleType]:
-    """Return the interpreted loops of a module, as "kvspool.kernel.frames", and behind them the compiled ones if they were built.
+    """Return the interpreted loops of a module, as "kvspool.kernel.frames", and after them the compiled ones if they were built.
 
     The run of the interpreted twin gets only its own: the other run has both.
     """

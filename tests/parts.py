@@ -1,4 +1,4 @@
-"""Batches of producers that were killed in the midst of them."""
+"""Batches of producers that were killed before they had appended all of a batch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvspool.producers import BatchTransaction, Changed, producer_id
 
 
 class Killed(BaseException):
-    """In place of the end of the process."""
+    """Raised instead of ending the process."""
 
 
 def leave_part(

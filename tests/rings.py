@@ -21,7 +21,7 @@ HOLDER = bytes(range(1, 49))
 
 
 class Ring:
-    """The memory of one log, and readers and writers over it. It stands in for a `SpoolFiles`: a Cursor takes it."""
+    """The memory of one log, and readers and writers over it. It replaces a `SpoolFiles`: a Cursor accepts it."""
 
     path = Path("ring")
     is_closed = False
@@ -31,7 +31,7 @@ class Ring:
         """Count a Gap in the rates: there are none."""
 
     def __init__(self, twin: Any, capacity: int = 1024, *, position: int = 0, sequence: int = 0, guarded: bool = False) -> None:
-        """Begin empty at `position` and `sequence`; `guarded`: a read behind the ring's end kills, or raises in the interpreted twin."""
+        """Begin empty at `position` and `sequence`; `guarded`: a read after the ring's end kills, or raises in the interpreted twin."""
         self.twin = twin
         self.capacity = capacity
         self.is_guarded = guarded
@@ -55,7 +55,7 @@ class Ring:
         )
 
     def kill(self) -> None:
-        """Let every handle die that was made so far: the kernel frees what it had locked."""
+        """Kill every handle that exists so far: the kernel frees its locks."""
         while len(self.files) > 1:
             os.close(self.files.pop())
 
@@ -137,7 +137,7 @@ class Strict:
 class Watched:
     """Memory for the interpreted twin that calls `before(name, offset, size)` before each 8 bytes or fewer are stored.
 
-    A longer copy is stored in pieces, as a kill in the midst of it would find it.
+    A longer copy is stored in pieces, as a kill during it would find it.
     """
 
     def __init__(self, name: str, view: memoryview, before: Callable[[str, int, int], None]) -> None:

@@ -264,7 +264,7 @@ FAR = st.sampled_from([-(1 << 31), -(1 << 30), -1, 0, 1 << 30, (1 << 31) - 1])
 
 @st.composite
 def batches_of_buffers(draw: st.DrawFn) -> Any:
-    """Draw a batch in the schema `RECORDS` whose buffers hold anything, at any address, but are as long as they have to be."""
+    """Draw a batch in the schema `RECORDS` whose buffers hold anything, at any address, but have the necessary length."""
     rows, front = draw(st.integers(1, 9)), draw(st.integers(0, 9))
     count = front + rows
 
@@ -302,7 +302,7 @@ def batches_of_buffers(draw: st.DrawFn) -> Any:
 
 @contextmanager
 def using(twin: ModuleType) -> Iterator[None]:
-    """Let records be looked at and become frames by a twin, in memory that nobody had before."""
+    """Use a twin to examine records and convert them to frames, in newly allocated memory."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kvj, "kvj", twin)
         patch.setattr(columns, "kvj", twin)
@@ -513,7 +513,7 @@ def test_batches_are_bounded(segment_bytes: int, kvj_twin: ModuleType, unflushed
         assert max(sizes) == 500
         sizes = [batch.num_rows for batch in arrow.batches(log.cursor(bounded=True), most=300)]
         assert max(sizes) == 300
-        if segment_bytes > 3 << 20:  # it goes on over what is read at once
+        if segment_bytes > 3 << 20:  # batches extend over several reads
             assert sizes == [300] * 10
         assert log.read_arrow()["value"].to_pylist() == [bytes([65 + at % 26]) * 1000 for at in range(3000)]
 

@@ -37,7 +37,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Sleeping(system.Port):
-    """Says when somebody sleeps on inotify."""
+    """Reports when a follower sleeps on inotify."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ def sleeping() -> Iterator[Sleeping]:
 
 
 class Case(NamedTuple):
-    """What is followed or read, the call that closes the handle it comes from, and the spool whose followers sleep on its word."""
+    """A source of records, the call that closes its handle, and the spool whose followers sleep on its word."""
 
     source: Any
     close: Callable[[], None]
@@ -153,7 +153,7 @@ def case(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Case]:
 
 
 class Follower(threading.Thread):
-    """Takes everything that an iteration hands out."""
+    """Collects all items of an iteration."""
 
     def __init__(self, items: Any) -> None:
         super().__init__(daemon=True)
@@ -323,7 +323,7 @@ def test_closing_at_any_moment_ends_followers_with_a_prefix_of_the_records(name:
 
 
 def first_log(path: Path, record: Any) -> Any:
-    """Return the log that a record lies in."""
+    """Return the log that holds a record."""
     if not hasattr(record, "shard"):
         return kvspool.open(path)
     return kvspool.open(path / route.directory_name(getattr(record, "client", ""), 1, record.shard))

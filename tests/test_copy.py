@@ -1,4 +1,4 @@
-"""Copies between every two formats: what stays, what can't and is said, where a copy goes on that was killed."""
+"""Copies between every two formats: kept fields, reported losses, and where a killed copy continues."""
 
 from __future__ import annotations
 
@@ -373,7 +373,7 @@ def test_an_empty_source_gives_an_empty_target(tmp_path: Path, source: str, targ
     assert content(tmp_path / "target", target) == []
 
 
-# What is refused.
+# Refused copies.
 
 
 def test_a_log_isnt_copied_into_itself(tmp_path: Path) -> None:
@@ -568,7 +568,7 @@ def test_a_queue_whose_first_entries_were_taken_is_another_source(tmp_path: Path
 
 
 class KillingPort(system.Port):
-    """Kills the process at the n-th of the calls that change files: before it, or right behind it."""
+    """Kills the process at the n-th of the calls that change files: before it, or right after it."""
 
     def __init__(self, nth: int, *, is_behind: bool) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""docs/frames.md is run, line by line: a log becomes a frame of pandas, polars and DuckDB, and what it says of their types is so."""
+"""docs/frames.md is run, line by line: a log becomes a frame of pandas, polars and DuckDB, and its statements on their types are true."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Every call to the system fails once, or from then on: in each operation, at the first call, at the second, and so on to the last.
 
-The operation says so with the system's own error or with one of ours, nothing that was acknowledged is lost, nothing stays open or lies
-about, and without the fault the same works at once.
+The operation reports it with the system's own error or with kvspool's, no acknowledged record is lost, nothing stays open, no file is
+left over, and without the fault the same operation works at once.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ OPERATIONS = [
 
 
 class InterpretedMerge(merge_py.Merging, Iterator[Any]):
-    """What reads a hub root here: a compiled merge can't use the interpreted readers."""
+    """The merge that reads a hub root here: a compiled merge can't use the interpreted readers."""
 
 
 @pytest.fixture
@@ -183,10 +183,10 @@ def test_a_call_that_fails_is_told_and_costs_nothing(
         failed.add(port.failed)
         at = f"call {nth}, {port.failed}"
         # Where a follower can't have a watch it looks by itself: that costs latency only.
-        assert told or operation is follow, f"{at}: nobody was told"
+        assert told or operation is follow, f"{at}: no error was reported"
         assert open_files() == held, at
         names = {path.name for path in root.rglob("*")}
-        if not every:  # when nothing can be removed any more, something lies about
+        if not every:  # when nothing can be removed any more, some files are left over
             assert not {name for name in names if name.endswith(".new")}, at
         assert acknowledged(template, root, part) == ACKNOWLEDGED[part], at
         is_poisoned = port.failed in ("flush_data", "write") and operation in (sync, append_keyed)

@@ -1,4 +1,4 @@
-"""The main job, tools/run, with fewer flights: the sums agree though processes are killed, or it says so, and it leaves nobody behind."""
+"""The main job, tools/run, with fewer flights: the sums agree though processes are killed, or it says so, and no process is left."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def gaps(items: list[Record | Gap]) -> list[tuple[int, int, str]]:
 
 
 def assert_accounted(items: list[Record | Gap], first: int, end: int) -> None:
-    """Each sequence from `first` to before `end` lies in `items` once, in order: as a record or inside a Gap."""
+    """Check that each sequence from `first` to before `end` is in `items` once, in order: as a record or inside a Gap."""
     expected = first
     for item in items:
         here, last = (item.first, item.last) if isinstance(item, Gap) else (item.sequence, item.sequence)
@@ -205,7 +205,7 @@ def test_the_module_that_chooses_a_twin_honours_the_environment() -> None:
     assert [frames_loops.FrameReader.__module__, frames_loops.FrameWriter.__module__] == expected
 
 
-# Where frames lie.
+# Positions of frames.
 
 
 def test_a_pad_fills_the_end_of_the_ring_where_the_next_frame_does_not_fit(twin: ModuleType, make_ring: MakeRing) -> None:
@@ -357,7 +357,7 @@ def test_an_index_entry_that_is_being_changed_says_nothing(twin: ModuleType, mak
     assert reader.entry(0) == (frames.NOTHING, 0, 0)
 
 
-# What a writer does before it stores, and what a reader asks for.
+# Checks of a writer before it stores, and requests of a reader.
 
 
 def test_a_closed_ring_refuses_every_call(twin: ModuleType, make_ring: MakeRing) -> None:
@@ -489,7 +489,7 @@ def test_a_reader_sleeps_only_if_nothing_came_since_it_looked_and_nobody_woke_it
 
 
 class Killed(BaseException):
-    """Stands for SIGKILL: raised in place of a store."""
+    """Simulates SIGKILL: raised instead of a store."""
 
 
 def watched_writer(ring: Ring, before: Callable[[str, int, int], None]) -> Any:
@@ -644,7 +644,7 @@ def test_a_writer_killed_between_any_two_stores_leaves_a_log_that_the_next_one_c
 
 
 def noisy_ring(make_ring: MakeRing, twin: ModuleType) -> tuple[Ring, dict[int, range], tuple[int, int]]:
-    """Return a guarded ring of 512 bytes that has wrapped, where the checked bytes of each record lie, and the oldest place."""
+    """Return a guarded ring of 512 bytes that has wrapped, the range of the checked bytes of each record, and the oldest position."""
     ring = make_ring(twin, 512, guarded=True)
     ring.fill([bytes([at]) * (at * 5 % 37) for at in range(17)])
     where = {}
@@ -1219,7 +1219,7 @@ def test_a_search_passes_over_frames_of_an_earlier_lap(twin: ModuleType, make_ri
 
 def test_a_pad_of_an_earlier_lap_hides_no_record(twin: ModuleType, make_ring: MakeRing) -> None:
     ring = make_ring(twin, 1024)
-    ring.fill([b"%02d" % at * 30 for at in range(11)])  # the eleventh doesn't fit, and stands behind a pad of 64 bytes
+    ring.fill([b"%02d" % at * 30 for at in range(11)])  # the eleventh doesn't fit, and follows a pad of 64 bytes
     pad = bytes(ring.data[960:992])
     ring.fill([b"%02d" % at * 30 for at in range(11, 20)])
     ring.fill([b"", b""])  # where the pad was

@@ -1,4 +1,4 @@
-"""A few seconds of what `tools/faults/fuzz.py` does for hours: the parsers refuse whatever they can't read with an error of ours."""
+"""A few seconds of `tools/faults/fuzz.py`, which runs for hours: the parsers refuse whatever they can't read with kvspool's error."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ def test_plain_values_are_copied_and_pickled_as_before(tmp_path: Path) -> None:
     assert pickle.loads(pickle.dumps(values[0])).data == {"a": 1}
 
 
-# What `dir` shows.
+# Names that `dir` shows.
 
 WRITING = "append append_arrow append_many writer producer producers forget_producers retire_producers sync"
 READING = "read read_values read_arrow follow follow_async get last view extent end reader readers delete_reader"
@@ -188,5 +188,5 @@ def test_dir_shows_what_users_call_and_everything_else_is_there_all_the_same(tmp
     with handle:
         assert [name for name in sorted(dir(handle)) if not name.startswith("__")] == sorted(SHOWN[kind].split())
         hidden = {name for cls in type(handle).__mro__ for name in vars(cls).get("HELPERS", ())}
-        if TWIN == "interpreted":  # the compiled one hides some by itself
+        if TWIN == "interpreted":  # the compiled one hides some without help
             assert [name for name in hidden if not hasattr(handle, name)] == []

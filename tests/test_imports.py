@@ -1,4 +1,4 @@
-"""What importing costs, and which way imports go: kvspool <- shard <- hub, and Spark and Arrow only where they are used."""
+"""The cost of importing, and the direction of imports: kvspool <- shard <- hub, and Spark and Arrow only where they are used."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_an_interrupt_while_the_command_starts_is_quiet(tmp_path: Path) -> None:
 def test_an_interrupt_from_outside_at_any_time_after_the_first_module_is_quiet(tmp_path: Path) -> None:
     kvspool.create(tmp_path / "log", capacity=4096).close()
     command = [sys.executable, "-m", "kvspool.cli", "tail", "-f", str(tmp_path / "log")]
-    for file in (*["msgspec/_core"] * 5, "log/spool.dat"):  # an exception in the midst of msgspec's import is fatal
+    for file in (*["msgspec/_core"] * 5, "log/spool.dat"):  # an exception during msgspec's import is fatal
         child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         while child.poll() is None and file not in Path(f"/proc/{child.pid}/maps").read_text():
             pass

@@ -237,7 +237,7 @@ def test_every_bit_flip_and_truncation_is_undecodable_or_a_value() -> None:
         "81 05 c0",  # an index that no key has
         "81 cf ffffffffffffffff c0",
         "81 ff c0",  # a key of -1
-        "81 c3 c0",  # a bare True, which Python takes for index 1
+        "81 c3 c0",  # a bare True, which Python treats as index 1
         "81 cb 3ff0000000000000 c0",  # 1.0
         "81 c0 c0",
         "81 90 c0",

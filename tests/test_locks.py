@@ -128,7 +128,7 @@ def test_a_lock_that_is_forgotten_late_leaves_the_next_file_of_its_number_alone(
 
 
 class Alarm(Exception):
-    """What a signal handler raises."""
+    """Raised by a signal handler."""
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

@@ -218,7 +218,7 @@ def test_a_creation_that_fails_at_any_call_leaves_nothing_behind(tmp_path: Path,
             failures.append(port.failed)
         else:
             log.close()
-            assert not port.failed, "a failure that nobody was told of"
+            assert not port.failed, "a failure that was not reported"
             break
         if names := os.listdir(tmp_path):
             leftovers.append(f"call {nth}, {port.failed}: {names}")

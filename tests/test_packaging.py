@@ -1,4 +1,4 @@
-"""What is given out is complete: an sdist from the tree, a wheel from that sdist, made where there is no C compiler."""
+"""Distributions are complete: an sdist from the tree, a wheel from that sdist, built where there is no C compiler."""
 
 from __future__ import annotations
 

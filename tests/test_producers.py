@@ -56,7 +56,7 @@ def batch(number: int, count: int = 10) -> list[str]:
     return [f"{number}.{at}" for at in range(count)]
 
 
-# What is promised.
+# Promises.
 
 
 def test_a_batch_is_stored_once_however_often_it_comes(make: Make) -> None:
@@ -100,7 +100,7 @@ def test_rows_of_a_table_are_a_batch_too(make: Make) -> None:
 def test_what_a_killed_producer_has_left_is_completed_whatever_the_order(make: Make) -> None:
     with make() as log:
         leave_part(log, "a", batch(1), 1, 4)
-        assert log.append("others") == 4, "who comes next sees to it that it stays known what was appended"
+        assert log.append("others") == 4, "the next writer makes sure that the appended part stays known"
         producer = log.producer("a")
         assert producer.last is None
         assert [(one.batch, one.rows, one.stored, one.last) for one in log.producers()] == [(1, 10, 4, None)]
@@ -184,7 +184,7 @@ def test_pieces_without_anything_between_are_one(make: Make) -> None:
         assert values(log) == whole
 
 
-# What makes the batches makes other ones.
+# Batches whose records have changed.
 
 
 def test_a_batch_that_has_changed_is_refused_unless_what_is_there_may_stay(make: Make, caplog: pytest.LogCaptureFixture) -> None:
@@ -390,7 +390,7 @@ class KillingPort(system.Port):
 
 @pytest.mark.parametrize("durable", [False, True])
 def test_killed_at_any_call_to_the_system_it_is_completed_when_it_comes_again(make: Make, durable: bool) -> None:
-    """Rounds of one log: the process dies at the first call, at the second one ...; the next one completes its batch."""
+    """Rounds of one log: the process is killed at the first call, at the second one ...; the next one completes its batch."""
     with make() as log:
         path = log.path
         expected: list[str] = []
@@ -563,7 +563,7 @@ def test_a_link_or_a_fifo_in_its_place_is_refused(make: Make, tmp_path: Path) ->
 
 
 def test_whatever_bit_is_flipped_no_record_is_lost_or_doubled_that_was_not_named(make: Make) -> None:
-    """A damaged account is no account, or the one from before: its batch may come again. No other one suffers, and nothing dies."""
+    """A damaged account is no account, or the one from before: its batch may be stored again. No other account suffers, nothing crashes."""
     with make() as log:
         for name in ("a", "b"):
             log.producer(name).append_many(batch(1), batch=1)
@@ -662,7 +662,7 @@ def test_producers_that_append_nothing_more_make_room_the_oldest_first(make: Mak
             log.producer("new").append_many(["x"], batch=0)
         assert [log.retire_producers(f"job:{number}/") for number in (5, 2, 9)] == [1, 1, 0]
         log.producer("new").append_many(["x"], batch=0)
-        assert log.producer("job:2/0").append_many(["x"], batch=0).repeated, "it is known as long as there is room"
+        assert log.producer("job:2/0").append_many(["x"], batch=0).repeated, "it is known while there is room"
         log.producer("newer").append_many(["x"], batch=0)
         assert {one.name for one in log.producers()} == {"new", "newer", *(f"job:{number}/0" for number in (0, 1, 3, 4, 6, 7))}
         with pytest.raises(TooManyProducers):

@@ -1,6 +1,7 @@
 """The pages are plain English: short sentences, nouns as subjects, and none of the words that `docs/glossary.md` replaces.
 
-So are the docstrings, comments, errors and helps of the library. Sentences in docstrings of `shard` and `hub` have a limit, too.
+So are the docstrings, comments, errors and helps of the packages and tools. Sentences in docstrings of `shard` and `hub` have a limit, too.
+Of tests only docstrings, comments and messages of assertions are checked: their other strings are data.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 PAGES = [README, ROOT / "HACKING.md", ROOT / "SECURITY.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
-SOURCES = sorted(path for package in ("kvspool", "shard", "hub") for path in (ROOT / package).rglob("*.py"))
+PLACES = ("kvspool", "shard", "hub", "pyspark_kvspool", "tools", "tests", ".ci")
 OF_HUB = sorted(path for package in ("shard", "hub") for path in (ROOT / package).rglob("*.py") if path.parent.name != "kernel")
 GLOSSARY = ROOT / "docs" / "glossary.md"
 LONGEST = 25  # words a sentence, averaged over a paragraph
@@ -28,6 +29,15 @@ FENCE = re.compile(r"^ *(```|~~~)")
 ITEM = re.compile(r"^ *([-*]|\d+\.) +")
 SENTENCE_END = re.compile(r"(?<=[.!?])[\")\]*]*\s+(?=[\"(\[*]*(?:[A-Z0-9`]|kvspool\b|pyarrow\b))")
 SUBJECT = re.compile(r"^[\"(*]*(Who|who|Whose|What)\b")
+
+
+def is_source(path: Path) -> bool:
+    """Return whether a file is a module of Python or an executable script."""
+    return path.suffix == ".py" or not path.suffix and path.is_file() and path.read_bytes().startswith(b"#!")
+
+
+SOURCES = sorted(path for place in PLACES for path in (ROOT / place).rglob("*") if is_source(path))
+TESTS = [path for path in SOURCES if path.is_relative_to(ROOT / "tests")]
 
 
 class Paragraph(NamedTuple):
@@ -94,7 +104,7 @@ WORDS = re.compile(rf"(?<![\w-])({'|'.join(map(re.escape, sorted(REPLACED, key=l
 
 
 def faults(page: str) -> list[str]:
-    """Return what a reviewer would mark in a page, each with its line and what to write in place of it."""
+    """Return what a reviewer would mark in a page, each with its line and what to write instead."""
     found = []
     for paragraph in paragraphs(page):
         sentences = paragraph.sentences()
@@ -138,11 +148,36 @@ def strings(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield from strings(node)
 
 
-def texts(source: str) -> Iterator[Paragraph]:
+def strings_of_a_test(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield the docstrings of a module, and the messages of its assertions, with their lines."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            yield from strings(node)
+        elif isinstance(node, ast.Assert) and node.msg is not None:
+            yield from strings(ast.Expr(node.msg))
+
+
+def comments(source: str) -> Iterator[tuple[int, str]]:
+    """Yield the comments of a module with their lines."""
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+
+
+def comments_of_a_shell_script(source: str) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a script that are comments, with their numbers."""
+    return ((number, line) for number, line in enumerate(source.splitlines(), 1) if line.lstrip().startswith("#"))
+
+
+def texts(source: str, *, is_test: bool = False) -> Iterator[Paragraph]:
     """Yield the prose in a module: paragraphs of docstrings and other strings with blanks, and comments; names of parameters are code."""
-    found = [(line, text) for line, text in strings(ast.parse(source)) if " " in text.strip()]
-    comments = [token for token in tokenize.generate_tokens(io.StringIO(source).readline) if token.type == tokenize.COMMENT]
-    for line, text in found + [(token.start[0], token.string.lstrip("# ")) for token in comments]:
+    if re.match("#!.*sh\n", source):
+        found = list(comments_of_a_shell_script(source))
+    else:
+        tree = ast.parse(source)
+        found = [(line, text) for line, text in (strings_of_a_test if is_test else strings)(tree) if " " in text.strip()]
+        found += comments(source)
+    for line, text in [(line, text.lstrip("# ")) for line, text in found]:
         for part in re.split(r"\n\s*\n", text):
             if not part.startswith(" " * 8):  # an example
                 yield Paragraph(line, plain(re.sub(r"\b\w+: ", "`code`: ", " ".join(part.split()))))
@@ -150,8 +185,31 @@ def texts(source: str) -> Iterator[Paragraph]:
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_the_prose_in_a_module_is_plain_english(path: Path) -> None:
-    found = [fault for paragraph in texts(path.read_text(encoding="utf-8")) for fault in word_faults(paragraph)]
+    prose = texts(path.read_text(encoding="utf-8"), is_test=path in TESTS)
+    found = [fault for paragraph in prose for fault in word_faults(paragraph)]
     assert not found, "\n".join(["", *found])
+
+
+def names_of_tests(source: str) -> list[str]:
+    """Return the names of the tests in a module."""
+    functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return [function.name for function in functions if function.name.startswith("test_")]
+
+
+def replaced_words(name: str) -> list[str]:
+    """Return the words in the name of a test that the glossary replaces."""
+    return WORDS.findall(name.removeprefix("test_").replace("_", " "))
+
+
+@pytest.mark.parametrize("path", TESTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_names_of_tests_contain_no_replaced_words(path: Path) -> None:
+    names = names_of_tests(path.read_text(encoding="utf-8"))
+    assert {name: words for name in names if (words := replaced_words(name))} == {}
+
+
+def test_replaced_words_in_the_name_of_a_test_are_found() -> None:
+    source = "async def test_nobody_waits(): pass\nclass A:\n    def test_who_reads_gets_it(self): pass\ndef lies(): pass\n"
+    assert [replaced_words(name) for name in names_of_tests(source)] == [["nobody"], ["who reads"]]
 
 
 def docstrings(source: str) -> Iterator[Paragraph]:
@@ -234,12 +292,29 @@ BAD_SOURCES = [
     'raise ValueError(f"{name} lies there")',
     "first = 1  # the byte behind the end",
     "# Who waits for it\\n# wakes.",
+    "#!/bin/sh\n# for whoever runs it\nexit",
+]
+BAD_TESTS = [
+    'def test() -> None:\n    """Nobody reads."""',
+    'MOST = 1\n"""For whoever reads."""',
+    'assert found == [], f"{name} lies there"',
+    "wait()  # for ever",
 ]
 
 
 @pytest.mark.parametrize("source", BAD_SOURCES)
 def test_bad_prose_in_a_module_is_found(source: str) -> None:
     assert [fault for paragraph in texts(source) for fault in word_faults(paragraph)]
+
+
+@pytest.mark.parametrize("source", BAD_TESTS)
+def test_bad_prose_in_a_test_is_found(source: str) -> None:
+    assert [fault for paragraph in texts(source, is_test=True) for fault in word_faults(paragraph)]
+
+
+def test_data_of_a_test_pass() -> None:
+    source = 'log.append("who lies behind")\nassert read() == ["nobody behind"], "the value is there"\n'
+    assert [fault for paragraph in texts(source, is_test=True) for fault in word_faults(paragraph)] == []
 
 
 def test_code_and_fields_of_layouts_in_a_module_pass() -> None:

@@ -32,7 +32,7 @@ def make_socket(path: Path) -> None:
 
 
 def make_device(path: Path) -> None:
-    """Make a node of the device that gives zeros for ever."""
+    """Make a node of the device that gives endless zeros."""
     try:
         os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(1, 5))
         os.close(os.open(path, os.O_RDONLY))

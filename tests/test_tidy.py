@@ -41,7 +41,7 @@ ORDER = (
 )
 IN_ONE_LAYER = {0, 4}  # whose modules import each other, though not in a circle
 
-# What is not as it should be, and must not become more: edges that go up or close a circle.
+# Known exceptions, which must not become more: edges that go up or close a circle.
 UPWARD = {
     ("kvspool.log", "kvspool.arrow"),
     ("kvspool.log", "kvspool.transfer.exchange"),
@@ -123,7 +123,7 @@ def level(module: str) -> int:
 
 
 def is_in(module: str, room: str) -> bool:
-    """Return whether a module lies in a room. The package itself is no room: its modules have lines of their own."""
+    """Return whether a module is in a room. The package itself is no room: its modules have lines of their own."""
     return room != "kvspool" and module.startswith(f"{room}.")
 
 
@@ -204,7 +204,7 @@ def mapped() -> str:
 
 
 def modules_in(folder: Path) -> set[str]:
-    """Return the modules that lie in a folder; of a loop, its chooser stands for all."""
+    """Return the modules in a folder; of a loop, its chooser represents all."""
     return {path.stem for path in folder.glob("*.py") if path.stem != "__init__" and not path.stem.endswith("_py")}
 
 

@@ -34,7 +34,7 @@ GIVEN = {
     "RemoteHub": "from hub import RemoteHub",
     "Security": "from hub import Security",
 }
-"""What a page's lines use and other lines, or its text, have introduced."""
+"""Names that a page's lines use and other lines, or its text, have introduced."""
 
 CONFIG = """
 [mypy]

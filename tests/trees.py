@@ -1,4 +1,4 @@
-"""What lies in a directory, so that a test can say that nothing of it changed."""
+"""The contents of a directory, so that a test can say that nothing of it changed."""
 
 from __future__ import annotations
 

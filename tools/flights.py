@@ -114,7 +114,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--flights", type=_count(10_000_000), metavar="N", help="only the first N flights (default: all)")
     kills = parser.add_mutually_exclusive_group()
     kills.add_argument("--kills", type=_count(100), default=1, metavar="N", help="kill a shipper and the hub N times each (default: 1)")
-    kills.add_argument("--no-kills", dest="kills", action="store_const", const=0, help="kill nobody")
+    kills.add_argument("--no-kills", dest="kills", action="store_const", const=0, help="kill no process")
     parser.add_argument("--no-spark", dest="spark", action="store_false", help="run without Spark, its chart, and Java")
     parser.add_argument("--output", type=Path, default=Path("output"), metavar="DIR", help="output folder (default: output)")
     return parser.parse_args()
@@ -268,7 +268,7 @@ class Way:
 
     @property
     def is_over(self) -> bool:
-        """Return whether all records are appended and acknowledged, and follower and pipeline have read them or given up."""
+        """Return whether all records are appended and acknowledged, and follower and pipeline have read them or have failed."""
         if any(process.is_alive() for process in (self.follower, *self.writers)):
             return False
         appended = self.ledger.appended()
@@ -309,12 +309,12 @@ class Way:
         connected = "" if states["connected"] == len(self.shippers) else f", connected: {states['connected']} of {len(self.shippers)}"
         stages = {
             "writers append": (everything, ""),
-            "hub acknowledges": (acknowledged, f"{everything - acknowledged:,} behind{connected}"),
-            "follower reads": (followed, f"{max(0, acknowledged - followed):,} behind"),
+            "hub acknowledges": (acknowledged, f"lag {everything - acknowledged:,}{connected}"),
+            "follower reads": (followed, f"lag {max(0, acknowledged - followed):,}"),
         }
         if self.pipeline is not None:
             computed = sum(self.computed().values())
-            stages["Spark computes"] = (computed, f"{max(0, acknowledged - computed):,} behind, {self.pipeline.words}")
+            stages["Spark computes"] = (computed, f"lag {max(0, acknowledged - computed):,}, {self.pipeline.words}")
         self.reporter.show(stages, self.total)
 
     def _refuse_death(self) -> None:

@@ -1,4 +1,4 @@
-"""Durable readers of a log of any kind: one place for each name, that moves with what is handed out and lasts from its last commit."""
+"""Durable readers of a log of any kind: one position for each name, which moves with the returned records; the last commit is kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a log is, whatever its kind: one class, with one signature for each verb; it says in advance what it can't do."""
+"""The interface of a log of any kind: one class, with one signature for each verb; it says in advance which operations it lacks."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let the tests that need a session come last, so that all of them share one, and no other test runs beside its JVM."""
+    """Run the tests that need a session last, so that all of them share one, and no other test runs alongside its JVM."""
     items.sort(key=lambda item: "spark" in getattr(item, "fixturenames", ()))
 
 
@@ -63,7 +63,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 
 def _forget_gateway() -> None:
-    """Let go of what PySpark keeps in its classes, so that its sockets close here and not during another test."""
+    """Release the objects that PySpark keeps in its classes, so that its sockets close here and not during another test."""
     from pyspark import SparkContext
 
     SparkContext._gateway = SparkContext._jvm = None

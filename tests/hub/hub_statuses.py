@@ -48,7 +48,7 @@ def hub(clients: list[ClientStatus] | tuple[ClientStatus, ...] = (), **fields: A
 
 
 class Told:
-    """A hub that says what it was told to say: a status, or an error. Called by the page, told by the test."""
+    """A hub that answers the page as the test has set it: with a status, or an error."""
 
     def __init__(self, status: HubStatus) -> None:
         self._lock = threading.Lock()
@@ -79,7 +79,7 @@ class Busy:
         return self.at(time.time_ns())
 
     def at(self, now: int) -> HubStatus:
-        """What it is at a time, which must not go back."""
+        """Return the status at a time; later calls must not pass an earlier one."""
         elapsed, self._then = (now - self._then) / SECOND, now
         for number, _ in enumerate(self._sent):
             wave = 1 + 0.8 * math.sin(now / SECOND / (20 + number % 60))

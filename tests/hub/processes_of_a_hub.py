@@ -22,7 +22,7 @@ from proxy import Proxy as Proxy
 
 
 class Process:
-    """A process; it is gone behind the `with` block."""
+    """A process; it has ended after the `with` block."""
 
     def __init__(self, *words: object) -> None:
         self.words = [sys.executable, __file__, *map(str, words)]
@@ -40,7 +40,7 @@ class Process:
         self.process.stdout.close()
 
     def stop(self) -> None:
-        """Let it stand still."""
+        """Stop the process until it is continued."""
         self.process.send_signal(signal.SIGSTOP)
 
     def go_on(self) -> None:

@@ -1,4 +1,4 @@
-"""Servers of Spark, each a process of its own, as one starts them by hand; what they say goes to files."""
+"""Servers of Spark, each a process of its own, as an operator starts them manually; their output goes to files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ JAVA = "-XX:TieredStopAtLevel=1"  # half the work for the compiler
 
 
 class Servers:
-    """Servers that live in a folder, which is theirs to work in; they are gone behind the `with` block."""
+    """Servers that work in a folder of their own; they have ended after the `with` block."""
 
     def __init__(self, folder: Path) -> None:
         home = use_home({}, folder=folder / "home")
@@ -41,7 +41,7 @@ class Servers:
         self._stack = ExitStack()
 
     def start(self, name: str, command: str, *words: str, **variables: str) -> None:
-        """Start one by a command that lies in Spark's home."""
+        """Start a server by a command in Spark's home."""
         with (self.folder / f"{name}.log").open("wb") as log:
             called = [str(self.home / command), *words]
             process = subprocess.Popen(called, env={**self.environment, **variables}, cwd=self.folder, stdout=log, stderr=log)

@@ -1,4 +1,4 @@
-"""What tests with a Spark session share: logs that are filled, what a query gives, and what it should."""
+"""Helpers of tests with a Spark session: filled logs, the rows that a query returns, and the expected ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 MARKS = [
     pytest.mark.spark,
-    # Said by PySpark when it is imported beside pandas 3, which nothing here uses.
+    # A warning of PySpark when it is imported alongside pandas 3, which nothing here uses.
     pytest.mark.filterwarnings("ignore:.*pandas:FutureWarning"),
 ]
 SCHEMA = "struct<key:binary,value:binary,topic:string,partition:int,offset:bigint,timestamp:timestamp,type:int>"

@@ -1,4 +1,4 @@
-"""What the tests of the hub over the network share: what a log holds, and batches as a client sends them."""
+"""Helpers of the tests of the hub over the network: the contents of a log, and batches as a client sends them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may do what: what the file says, how it is read again, and that tokens leak nowhere."""
+"""Permissions of users: the contents of the file, how it is read again, and that tokens leak nowhere."""
 
 from __future__ import annotations
 
@@ -399,7 +399,7 @@ def test_a_change_holds_after_a_second_and_the_file_is_looked_at_once_a_second(p
 
 def test_two_changes_within_a_tick_of_the_file_systems_clock_are_both_seen(path: Path) -> None:
     class Coarse(StoppedClock):
-        """A file system whose times stand still."""
+        """A file system whose times do not move."""
 
         def look_up(self, path: str | os.PathLike[str]) -> os.stat_result | None:
             status = super().look_up(path)

@@ -1,4 +1,4 @@
-"""Tokens shown to a real Flight server: who gets through, what he is told, and what is logged."""
+"""Tokens presented to a real Flight server: which callers are admitted, the errors that others get, and the log entries."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def shifted(days: float, make: Callable[[], KeyPair]) -> KeyPair:
         return make()
 
 
-# The matrix: nobody but the right one gets through.
+# The matrix: only the right client is admitted.
 
 
 def test_a_certificate_says_who_calls(mutual: GuardedServer, pki: Pki) -> None:
@@ -197,7 +197,7 @@ def test_a_token_goes_through_tls_that_the_client_verifies(pki: Pki, tmp_path: P
             ask(location(server), token)  # the system's authorities don't know ours
         with pytest.raises(flight.FlightUnavailableError):
             ask(f"grpc://localhost:{server.port}", token)  # plain text to the port of TLS
-        # Who shows a certificate that nobody asked for isn't known by it.
+        # A certificate that the server did not ask for does not identify its client.
         with pytest.raises(flight.FlightUnauthenticatedError):
             ask(location(server), **pki.shown(pki.client("jfk")))
         assert server.calls == 1
@@ -553,7 +553,7 @@ def test_a_pair_that_is_not_valid_now_and_one_that_others_can_read_are_not_taken
     (directory / "server.key").chmod(0o600)
     clock.pass_(1)
     assert found.refresh()
-    # What can't be looked at is an error like any other.
+    # A file that cannot be examined is an error like any other.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(system.Port, "look_up", Mock(side_effect=PermissionError("closed")))
         clock.pass_(1)

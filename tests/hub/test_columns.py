@@ -1,4 +1,4 @@
-"""Batches that come from outside, and how they lie in a journal."""
+"""Batches from untrusted clients, and how a journal stores them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def replaced(name: str, column: pa.Array) -> pa.RecordBatch:
 
 
 def with_offsets(name: str, *numbers: int) -> pa.RecordBatch:
-    """Return a batch as it comes over the wire: 20 bytes in a column of 4 rows, with offsets that nobody has checked."""
+    """Return a batch as it comes over the wire: 20 bytes in a column of 4 rows, with unchecked offsets."""
     plain = struct.pack("<5i", 0, 3, 7, 18, 20)
     sent = rewritten(replaced(name, pa.array([b"xxx", b"xxxx", b"x" * 11, b"xx"], pa.binary())), plain, struct.pack("<5i", *numbers))
     return sent
@@ -52,7 +52,7 @@ def rewritten(batch: pa.RecordBatch, old: bytes, new: bytes) -> pa.RecordBatch:
 
 
 def times_in(data: bytes) -> pa.Array:
-    """Return a column of four times that is to lie in some bytes."""
+    """Return a column of four times whose buffer is the given bytes."""
     return pa.Array.from_buffers(columns.SCHEMA.field(0).type, 4, [None, pa.py_buffer(data)])
 
 

@@ -1,4 +1,4 @@
-"""A shipper's side of a call, against hubs that say what none of ours would say, or nothing."""
+"""A shipper's side of a call, against hubs with answers that kvspool's hub would never give, or no answer."""
 
 from __future__ import annotations
 

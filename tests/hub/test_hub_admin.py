@@ -1,4 +1,4 @@
-"""What operators ask a hub: counts of a root and of a page, whether all is sound, what is to be kept; and the status of a server."""
+"""The queries of operators to a hub: counts of a root and of a page, verification, retention rules; and the status of a server."""
 
 from __future__ import annotations
 

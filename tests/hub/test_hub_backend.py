@@ -1,4 +1,4 @@
-"""Where the server after the proxy listens: on a socket without a name, whatever the path of the root is."""
+"""The address on which the server after the proxy listens: a socket without a name, whatever the path of the root is."""
 
 from __future__ import annotations
 

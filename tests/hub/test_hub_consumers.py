@@ -317,7 +317,7 @@ def test_a_lease_that_is_dropped_frees_the_name_though_a_forked_child_has_the_de
 
 
 class Alarm(Exception):
-    """What a signal handler raises."""
+    """Raised by a signal handler."""
 
 
 def test_an_exception_out_of_a_signal_handler_comes_through_a_lease_whose_file_was_removed(

@@ -1,7 +1,7 @@
-"""A hub killed at every opcode of what it does to a shard: what it acknowledged is there, and the client ships the rest, once, in order.
+"""A hub killed at every opcode of its work on a shard: all acknowledged records are there; the client ships the rest, once, in order.
 
 Each operation runs once, traced, and every state that a kill could leave is restored and opened by another hub, to which the client's log
-is shipped again as a shipper does it; see `crash_states`. A kill in the midst of a write leaves a beginning of it: that is a state, too.
+is shipped again as a shipper does it; see `crash_states`. A kill during a write leaves a beginning of it: that is a state, too.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Case:
         shard.close()
 
     def check(self, root: Path, said: tuple[int, int]) -> None:
-        """What was acknowledged is there before anything is sent again, and all is there afterwards."""
+        """Check that all acknowledged records are there before anything is sent again, and all records afterwards."""
         shard = Shard(root / "shard")
         number, sequence = said
         try:

@@ -1,4 +1,4 @@
-"""A hub whose disk becomes full, for real: it refuses what it has no room for, serves its readers, and goes on once there is room."""
+"""A hub whose disk really becomes full: it refuses batches, serves its readers, and accepts batches again once there is room."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ CAPACITY = 4096
 
 
 class Call:
-    """A call: what the shipper sends lies in `sent` until the test lets it arrive; what the hub says is in `heard`."""
+    """A call: messages of the shipper are kept in `sent` until the test lets them arrive; the hub's answers are in `heard`."""
 
     def __init__(self, store: Store, sender: LogSender) -> None:
         self.sender = sender
@@ -115,7 +115,7 @@ class Hub(RuleBasedStateMachine):
 
     @rule()
     def make_anew(self) -> None:
-        """The log is deleted and made anew. What the hub had not got by then it never gets, unless it is on its way."""
+        """Delete and recreate the log. Records that the hub had not received by then never reach it, unless they are on their way."""
         self.cut()
         for call in self.old:
             call.sent.clear()
@@ -191,7 +191,7 @@ class Hub(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def mix_up(self, data: st.DataObject) -> None:
-        """What was sent comes in another order, and not all of it: nothing is stored out of order, and the call is of no more use."""
+        """Deliver only some messages, in another order: nothing is stored out of order, and the call is of no more use."""
         self.append(3, 5)
         self.ship(3, 1, 1 << 20, 0)
         call = self.call
@@ -205,7 +205,7 @@ class Hub(RuleBasedStateMachine):
     @precondition(lambda self: any(call.sent for call in self.old))
     @rule(data=st.data())
     def arrive_late(self, data: st.DataObject) -> None:
-        """What was sent on a connection that the shipper has given up comes to the hub after all; its answers go nowhere."""
+        """Deliver messages of a connection that the shipper has abandoned; the hub's answers are dropped."""
         call = data.draw(st.sampled_from([call for call in self.old if call.sent]))
         call.arrive(data.draw(st.integers(1, 3)))
 
@@ -220,7 +220,7 @@ class Hub(RuleBasedStateMachine):
     @precondition(lambda self: self.call is not None and self.call.sent)
     @rule()
     def repeat(self) -> None:
-        """What was sent comes twice."""
+        """Deliver each sent message twice."""
         assert self.call is not None
         self.call.sent = [each for each in self.call.sent for _ in range(2)]
 
@@ -251,7 +251,7 @@ class Hub(RuleBasedStateMachine):
         with kvspool.open(self.path) as journal:
             journal.trim(before=journal.end())  # type: ignore[union-attr]
 
-    # What must be true.
+    # Invariants.
 
     @invariant()
     def holds_nothing_else(self) -> None:

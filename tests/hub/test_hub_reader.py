@@ -1,4 +1,4 @@
-"""The durable reader of a hub root: each record of each shard once, whoever dies whenever."""
+"""The durable reader of a hub root: each record of each shard once, whichever process is killed at any moment."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def test_lag_counts_what_is_there_in_each_shard(root: HubRoot, options: dict[str
     assert root.readers()[0].holder == ""
 
 
-# Clients that come, go, and are made anew.
+# Clients that appear, disappear, and are recreated.
 
 
 def test_a_removed_client_is_dropped_at_a_commit_and_another_one_of_its_name_is_new(root: HubRoot, options: dict[str, Any]) -> None:
@@ -706,7 +706,7 @@ def test_a_file_of_a_newer_version_or_kind_is_refused(root: HubRoot) -> None:
 
 
 def test_an_interrupt_loses_no_record_and_doubles_none(root: HubRoot) -> None:
-    """A signal handler raises at moments that nobody chose."""
+    """A signal handler raises at random moments."""
     add(root, "a", list(range(600)), bits=2)
 
     def interrupt(*_: object) -> None:

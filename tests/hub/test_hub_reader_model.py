@@ -21,7 +21,7 @@ CLIENTS = ("a", "b", "c")
 
 
 class ReaderMachine(RuleBasedStateMachine):
-    """Each record holds a number that is given once, so that a shard that was made anew can't be taken for the old one."""
+    """Each record holds a unique number, so that a recreated shard differs from the old one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class ReaderMachine(RuleBasedStateMachine):
 
     @rule(force=st.booleans())
     def trim(self, force: bool) -> None:
-        """What no reader has committed is held back, unless that is meant."""
+        """Trim records that all readers have committed; with `force`, others too."""
         for key in self.stored:
             with self.root.client(key[0]) as shards:
                 log = shards.shards[key[1]]
@@ -142,7 +142,7 @@ class ReaderMachine(RuleBasedStateMachine):
                 continue
             key = reading._merge.last if isinstance(item, Gap) else (item.client, item.shard)  # type: ignore[union-attr]
             if key in self.stale["place"]:
-                self.place.pop(key, None)  # it begins anew, whether that was told or the number of shards is another one
+                self.place.pop(key, None)  # it starts again, whether that was reported or the number of shards is another one
                 self.stale["place"].discard(key)
             expected = self.place.get(key, self.first[key])
             if isinstance(item, Gap):

@@ -1,4 +1,4 @@
-"""What a hub keeps: rules by pattern, whole segments, nothing that is held, and clients that go on exactly where they were."""
+"""Retention of a hub: rules by pattern, whole segments, no records that are held, and clients that continue exactly where they were."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def make_client(root: Path, client: str, bits: int = 1) -> list[Path]:
 
 
 def put(root: Path, client: str, index: int, new: SequencedBatch, bits: int = 1) -> int:
-    """Store records as a server does that begins anew; returns what it expects next."""
+    """Store records as a restarted server does; return the sequence that it expects next."""
     with Store(root) as store:
         shard = store.take(client, bits, index)
         assert shard.enter(LOG, new.end) == (new.first, new.first > 0)
@@ -123,7 +123,7 @@ def test_rules_lie_in_the_root_for_its_owner_alone_and_are_read_again(root: Path
             retention.load(root)
 
 
-# What goes.
+# Removed segments.
 
 
 SEGMENTS = st.lists(st.tuples(st.integers(0, 100), st.integers(1, 50)), min_size=1, max_size=6)
@@ -193,7 +193,7 @@ def test_what_a_reader_of_the_hub_has_yet_to_read_stays_and_with_force_it_gets_a
 
 def test_the_slowest_of_all_durable_readers_counts(root: Path) -> None:
     path, rules = root / "jfk.1.000", Retention(by_consumers=True)
-    assert sum(one.report.removed_segments for one in Trimmer(root).trim("jfk", rules)) == 0  # nobody reads
+    assert sum(one.report.removed_segments for one in Trimmer(root).trim("jfk", rules)) == 0  # there are no readers
     with hub.open(root) as opened, opened.reader("spark") as reader:
         for _ in reader.read():
             pass
@@ -359,7 +359,7 @@ def test_an_audit_beside_writers_trims_and_commits_has_no_false_alarm(root: Path
     def write() -> None:
         with Store(root) as store:
             for number in range(1000):
-                shard, log = store.take("jfk", 1, 1), b"%016d" % number  # each a log that was made anew
+                shard, log = store.take("jfk", 1, 1), b"%016d" % number  # each one a recreated log
                 shard.enter(log, 60)
                 shard.put(log, rows(0, 60), 0)
                 store.give_back("jfk", 1)

@@ -1,4 +1,4 @@
-"""What a query sees of hubs, without Spark: shards and their extents, ranges that are streamed, hubs that go away and come back."""
+"""Hubs as a query sees them, without Spark: shards and their extents, streamed ranges, hubs that disappear and return."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def gaps(one: Any) -> list[tuple[int, int, str]]:
     return [(item.first, item.last, item.reason) for item in one.batches() if isinstance(item, Gap)]
 
 
-# What is there.
+# Shards and their extents.
 
 
 def test_a_look_shows_all_shards_and_new_ones_appear(server: HubServer, root: Path) -> None:
@@ -197,7 +197,7 @@ def test_the_options_of_a_read_name_hubs(server: HubServer, root: Path) -> None:
             ReadOptions.parse({"path": "/hub", name: value})
 
 
-# What a task reads.
+# Records that a task reads.
 
 
 def test_a_range_is_what_reading_the_log_gives_and_can_be_pickled(server: HubServer, root: Path) -> None:

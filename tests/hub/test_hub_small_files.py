@@ -1,4 +1,4 @@
-"""Small files of a hub that hold anything, or are no files: an error names the file, and all other shards go on."""
+"""Small files of a hub that hold anything, or are no files: an error names the file, and all other shards continue."""
 
 from __future__ import annotations
 

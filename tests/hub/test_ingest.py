@@ -1,4 +1,4 @@
-"""What a hub does with calls that no shipper of ours would make."""
+"""A hub's answers to calls that kvspool's shipper would never make."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def server(root: Path) -> Iterator[HubServer]:
 
 
 class Call:
-    """A call, of which each word is said by hand."""
+    """A call whose messages are written manually."""
 
     def __init__(self, server: HubServer, opening: Opening | bytes = OPENING, schema: pa.Schema = columns.SCHEMA) -> None:
         command = opening if isinstance(opening, bytes) else ingest.encode(opening)
@@ -116,7 +116,7 @@ def test_what_came_before_a_cut_is_stored(server: HubServer, root: Path) -> None
 
 
 def test_two_calls_at_once_store_everything_once(server: HubServer, root: Path) -> None:
-    """The connection broke, and the shipper comes again before the hub has seen that; then the end of the old one arrives."""
+    """The connection broke, and the shipper reconnects before the hub has seen that; then the end of the old one arrives."""
     with Call(server) as old:
         old.hear()
         old.put(Put(0, 0, 0, 9, True), rows(0, 3))

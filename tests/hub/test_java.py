@@ -34,7 +34,7 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def make_java(program: Path, says: str) -> Path:
-    """Make a program that says of itself which Java it is, and return its home."""
+    """Make a program that reports the given Java version, and return its home."""
     program.parent.mkdir(parents=True, exist_ok=True)
     program.write_text(f"#!/bin/sh\necho 'openjdk version \"{says}\"' >&2\n")
     program.chmod(0o755)

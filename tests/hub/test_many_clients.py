@@ -1,4 +1,4 @@
-"""A slice of tools/faults/many_clients: many clients at one hub, alone and beside slow and hostile ones."""
+"""A slice of tools/faults/many_clients: many clients at one hub, alone and alongside slow and hostile ones."""
 
 from __future__ import annotations
 
@@ -47,4 +47,4 @@ def test_threads_of_the_hub_are_bounded_by_its_calls(phases: dict[str, dict[str,
 
 def test_silence_costs_no_connection(phases: dict[str, dict[str, Any]]) -> None:
     assert phases["idle"]["outages"] == 0
-    assert phases["idle"]["most"] == 0, "nobody said anything"
+    assert phases["idle"]["most"] == 0, "no client sent anything"

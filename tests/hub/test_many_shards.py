@@ -28,7 +28,7 @@ SHARDS = CLIENTS << BITS
 
 
 class Stopped(RecordingPort):
-    """A clock that moves only while somebody sleeps; notes each call of the system."""
+    """A clock that moves only during sleeps; notes each system call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Stopped(RecordingPort):
 
 @pytest.fixture(scope="module", params=["spool", "kvj"])
 def pattern(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a root with many tiny shards that nobody changes."""
+    """Return a root with many tiny shards that no test changes."""
     path = tmp_path_factory.mktemp("pattern") / "root"
     options: dict[str, Any] = {"capacity": 4096} if request.param == "spool" else {"format": "kvj"}
     port = system.Port()

@@ -1,4 +1,4 @@
-"""Mirrors: what is pulled is what the source has, through deaths, cuts and restarts; and nothing is overwritten where it can't be."""
+"""Mirrors: pulled records equal those of the source, through crashes, cuts and restarts; conflicting records are never overwritten."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def generations(path: Path) -> list[Generation]:
 
 
 def pull(location: str, root: Path, **options: Any) -> mirrors.MirrorStatus:
-    """Pull all that is there, and return what the mirror says of it."""
+    """Pull everything, and return the mirror's status."""
     with Mirror(location, root, **options) as mirror:
         mirror.run(until_empty=True)
         return mirror.status()
@@ -297,15 +297,15 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-# Deaths, cuts and restarts.
+# Crashes, cuts and restarts.
 
 
 class Killed(BaseException):
-    """What a process is that dies at a call of the system: nothing of it is done, nor anything after it."""
+    """A simulated kill at a system call: neither that call nor anything after it is done."""
 
 
 class DyingPort(system.Port):
-    """Lets this thread die at the n-th of the calls that change files."""
+    """Kills this thread at the n-th of the calls that change files."""
 
     def __init__(self, nth: int) -> None:
         super().__init__()
@@ -454,7 +454,7 @@ def open_files() -> list[str]:
     return files
 
 
-# What must not be.
+# Refused sources.
 
 
 def refused(location: str, root: Path, kind: type[Exception]) -> str:
@@ -475,7 +475,7 @@ def test_a_source_that_was_restored_from_an_older_state_is_refused(source: Path,
     with serve(tmp_path / "older") as server:
         assert "older state" in refused(server.location, tmp_path / "mirror", Restored)
         with kvspool.open(tmp_path / "older" / "EWR") as log:
-            some_records(log, 62, 20)  # it goes on with others
+            some_records(log, 62, 20)  # it continues with other records
         assert "record 71" in refused(server.location, tmp_path / "mirror", Conflict)
 
 
@@ -564,7 +564,7 @@ def test_a_damaged_shard_is_reported_and_the_others_are_pulled(source: Path, ser
     assert contents(tmp_path / "mirror" / "EWR") == sound
 
 
-# A hub that lies.
+# A hub with wrong answers.
 
 
 def test_a_full_disk_is_waited_out_when_a_generation_is_taken_over(
@@ -601,7 +601,7 @@ def test_a_shard_whose_files_can_not_be_read_is_reported_and_the_others_are_pull
 
 
 class Liar(flight.FlightServerBase):  # type: ignore[misc]
-    """Says of its one shard what it was told to."""
+    """Returns the given state and records for its one shard."""
 
     def __init__(self, state: ShardState, chunks: list[tuple[pa.RecordBatch, dict[str, Any]]]) -> None:
         super().__init__("grpc://127.0.0.1:0")

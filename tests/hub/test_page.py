@@ -1,4 +1,4 @@
-"""The hub's page: what it answers, to whom, and what it doesn't let happen."""
+"""The hub's page: its answers, permissions, and protections."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def fetch(served: HubPage, path: str, method: str = "GET", **headers: str) -> ht
 
 
 def wait_for(what: Callable[[], Any]) -> Any:
-    """Return what is true in the end; a guard against waiting for ever."""
+    """Return the first true result; fail if there is none in time."""
     for _ in range(3000):
         if found := what():
             return found
@@ -325,7 +325,7 @@ def test_labels_are_bounded_and_hostile_names_stay_names() -> None:
     assert found["kvspool_hub_reader_lag_records"] == {(HOSTILE,): 1}
 
 
-# Who may ask, and for what.
+# Permissions.
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -471,7 +471,7 @@ def test_garbage_is_refused_without_filling_the_log(served: HubPage, caplog: pyt
                 continue
             assert is_cut(connection)
     upgrade = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec_WebSocket_Version": "13", "Sec_WebSocket_Key": "MTIzNDU2Nzg5MA=="}
-    assert fetch(served, "/api/status", **upgrade).json()["status"]  # it goes on as HTTP
+    assert fetch(served, "/api/status", **upgrade).json()["status"]  # it continues as HTTP
     assert caplog.records == []
     assert fetch(served, "/healthz").status_code == 200
 

@@ -1,4 +1,4 @@
-"""The hub's page in a browser: what somebody sees who looks at it, and what the browser is made to do."""
+"""The hub's page in a browser: its contents as a user sees them, and its requests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LONGEST = "a" * 100
 HOSTILE = ["<img src=x onerror=alert(1)>", "__proto__", "constructor", "</td><script>alert(1)</script>", "a&lt;b\n\"'", LONGEST]
 expect.set_options(timeout=20_000)
 
-# The contrast of each text with what lies behind it, where it is less than WCAG's AA wants: 4.5, or 3 for large type.
+# The contrast of each text with its background, where it is less than WCAG's AA requires: 4.5, or 3 for large type.
 POOR_CONTRASTS = """() => {
   const parse = (text) => text.match(/[\\d.]+/g).map(Number);
   const light = (rgb) => rgb.slice(0, 3).map((c) => (c /= 255) <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
@@ -65,7 +65,7 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.fixture
 def look(chromium: Browser) -> Iterator[Callable[..., Tab]]:
-    """Open a page: `look(page, **options of the context)`. In the end nothing was complained of, and nobody else was asked for anything."""
+    """Open a page: `look(page, **options of the context)`. At the end, check that there were no errors, and no requests to others."""
     contexts, complaints, asked, own = [], [], set(), set()
 
     def open_tab(page: HubPage, **options: Any) -> Tab:

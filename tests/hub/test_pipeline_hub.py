@@ -1,4 +1,4 @@
-"""A pipeline that reads a hub server, as in production: over TLS, who may read by token, what is there shipped, killed in the midst."""
+"""A pipeline that reads a hub server, as in production: over TLS, with tokens for readers, shipped records, and kills meanwhile."""
 
 from __future__ import annotations
 

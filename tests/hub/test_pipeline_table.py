@@ -320,7 +320,7 @@ class Killed(BaseException):
 
 
 class KillingPort(Port):
-    """The real system up to its nth call that changes something; there the process dies, and so it does at each call after that."""
+    """The real system up to its nth call that changes something; that call and each one after it kill the process."""
 
     def __init__(self, nth: int) -> None:
         self.left = nth
@@ -380,7 +380,7 @@ def compact_all(folder: Path) -> None:
 
 
 def run_killed(work: Callable[[Path], None], folder: Path, nth: int) -> bool:
-    """Do the work and die at the nth change; return whether it did not come that far. Its locks go with it, as a process's do."""
+    """Do the work, killed at the nth change; return whether there were fewer changes. Its locks are released, as a process's are."""
     with system.replaced(KillingPort(nth)):
         try:
             work(folder)

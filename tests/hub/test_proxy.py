@@ -1,4 +1,4 @@
-"""The TCP proxy, with real sockets: what passes through, each limit, every way in which an end can break, and that nothing stays behind."""
+"""The TCP proxy, with real sockets: bytes that pass through, each limit, every way in which an end breaks, and that nothing remains."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MANY = Limits(connections=1000, connections_per_address=1000, unauthenticated=10
 
 
 class Street:
-    """A server without a program behind it, a gate in front of it, and clients; `events` is what the gate told of."""
+    """A listening socket without a server program, a gate before it, and clients; `events` holds the gate's reports."""
 
     def __init__(self, stack: contextlib.ExitStack) -> None:
         self.stack = stack
@@ -120,7 +120,7 @@ def reset(end: socket.socket) -> None:
 
 
 def fill(end: socket.socket) -> int:
-    """Send until nobody takes any more; return how many bytes."""
+    """Send until the other side takes no more; return the number of bytes."""
     end.settimeout(0.1)
     sent = 0
     with contextlib.suppress(TimeoutError):
@@ -148,7 +148,7 @@ def serve_echo(street: Street) -> None:
     threading.Thread(target=serve, daemon=True).start()
 
 
-# What passes through.
+# Bytes that pass through.
 
 
 @pytest.mark.parametrize("splices", [True, False], ids=["splice", "copy"])
@@ -423,7 +423,7 @@ def test_the_number_of_connections_is_bounded(street: Street, limits: Limits, re
         street.pair()
     else:
         assert street.is_refused()
-        pairs[1][2].close()  # whoever goes makes room
+        pairs[1][2].close()  # a connection that ends makes room
         assert is_reset(pairs[1][0])
         street.wait_for(Reason.BY_HANDLER)
         street.pair()
@@ -578,7 +578,7 @@ def test_the_small_messages_of_one_call_let_no_huge_one_of_another_through(stree
 
 
 class Clock(system.Port):
-    """A clock that goes only when it is told to."""
+    """A clock that moves only when a test moves it."""
 
     time = 1000.0
 
@@ -655,7 +655,7 @@ def test_without_descriptors_clients_wait_and_the_gate_rests(street: Street, cap
     with few_descriptors(0):
         waiting.connect(proxy.address)
         wait_until(lambda: bool(caplog.records))
-        for _ in range(100):  # others go on
+        for _ in range(100):  # others continue
             old.sendall(b"?")
             assert read(to_old, 1) == b"?"
         time.sleep(0.1)
@@ -717,7 +717,7 @@ def test_a_close_waits_for_the_connections_to_end(street: Street) -> None:
 
 
 def is_free(address: Address) -> bool:
-    """Return whether nobody listens there any more."""
+    """Return whether no process listens there any more."""
     try:
         socket.create_server(address).close()
     except OSError:
@@ -787,7 +787,7 @@ def test_the_handlers_of_a_flight_server_find_their_connections_and_closing_the_
         connection.authenticated("client")
         assert proxy.stats().unauthenticated == 0
         proxy.close()
-        server.shutdown()  # would wait for ever for a handler that still reads
+        server.shutdown()  # would wait forever for a handler that still reads
         with pytest.raises(flight.FlightUnavailableError):
             writer.close()
         client.close()

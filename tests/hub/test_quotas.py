@@ -228,7 +228,7 @@ def test_between_two_looks_no_more_is_let_in_than_there_is_room_for(disk: Disk, 
     with pytest.raises(HubFull) as caught:
         space.admit(600)
     assert caught.value.retry_after is not None and 0 < caught.value.retry_after < 2 * INTERVAL
-    assert not space.is_full  # what was let in may lie in files that were there before
+    assert not space.is_full  # admitted bytes may be in files that existed before
     space.admit(400)
     disk.pass_(1.01 * INTERVAL)
     space.admit(1000)

@@ -1,4 +1,4 @@
-"""The read service of a hub: records, Gaps, ends and errors as any Flight client sees them; what it refuses; what it leaves behind."""
+"""The read service of a hub: records, Gaps, ends and errors as any Flight client sees them; refusals; released resources."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def journal(root: Path, name: str = "JFK", count: int = 10, **options: Any) -> k
 
 
 def get(client: flight.FlightClient, /, **ticket: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the rows and the metadata that a ticket, written by hand, gives."""
+    """Return the rows and the metadata for a manually written ticket."""
     rows, beside = [], []
     reader = client.do_get(flight.Ticket(json.dumps(ticket).encode()))
     for chunk in reader:
@@ -224,7 +224,7 @@ def test_only_what_is_on_disk_and_the_hub_puts_it_there_first(root: Path, client
         assert log.stats().synced_sequence == 10
 
 
-# What is lost.
+# Lost records.
 
 
 def test_sequences_that_were_left_out_are_told_in_their_place(root: Path, client: flight.FlightClient) -> None:
@@ -283,7 +283,7 @@ def test_an_error_nobody_thought_of_says_nothing_of_the_hub_s_code(
     assert (found.reason, "zero" in found.message) == ("damaged", False)
 
 
-# What is refused.
+# Refused tickets.
 
 BAD = [
     b"",
@@ -430,7 +430,7 @@ def test_a_bad_descriptor_is_refused(client: flight.FlightClient, path: list[Any
     assert failure(lambda: client.get_flight_info(flight.FlightDescriptor.for_path(*path))).reason == "malformed"
 
 
-# Who goes away, or is slow.
+# Clients that disconnect, or are slow.
 
 
 def large(root: Path) -> None:
@@ -604,7 +604,7 @@ def test_the_gap_that_is_told_names_no_path() -> None:
 
 
 
-# What it costs to say what there is.
+# The cost of listing the shards.
 
 
 def test_no_large_record_is_read_to_list_flights_or_to_count_what_is_stored(root: Path, server: HubServer) -> None:

@@ -328,7 +328,7 @@ def test_every_error_of_a_hub_has_a_word_on_the_wire() -> None:
 
 
 class Lying(flight.FlightServerBase):  # type: ignore[misc]
-    """Sends a batch that no hub would send, with some metadata beside it."""
+    """Sends a batch that no hub would send, with some metadata."""
 
     def __init__(self, columns: dict[str, pa.Array], beside: bytes = b"{}") -> None:
         super().__init__("grpc://127.0.0.1:0")

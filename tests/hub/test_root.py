@@ -1,4 +1,4 @@
-"""The hub root: clients that come and go while somebody follows all of them."""
+"""The hub root: clients that appear and disappear while a reader follows all of them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def root(tmp_path: Path) -> Iterator[HubRoot]:
 
 
 class Clock(system.Port):
-    """A clock that moves only while somebody sleeps, so that no test waits for it."""
+    """A clock that moves only during sleeps, so that no test waits for it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -456,13 +456,13 @@ def test_a_root_that_was_removed_while_following_is_read_to_its_end(root: HubRoo
 
 
 def test_every_acknowledged_record_of_three_writers_arrives_once_although_one_is_killed(root: HubRoot) -> None:
-    """Three writer processes, one of them killed at a moment that nobody chose, and a follower that counts meanwhile."""
+    """Three writer processes, one of them killed at a random moment, and a follower that counts meanwhile."""
     number = struct.Struct("<q")
     acks = {client: os.pipe() for client in ("ewr", "jfk", "lga")}
 
     def write(client: str, batches: int) -> None:
         for other in acks.keys() - {client}:
-            # What another writer's pipe holds must end with that writer.
+            # The pipe of another writer must end with that writer.
             os.close(acks[other][1])
         at = 0
         with hub.open(root.path) as ours, ours.create_client(client, bits=1, capacity="4MiB") as shards:
@@ -524,7 +524,7 @@ def test_every_acknowledged_record_of_three_writers_arrives_once_although_one_is
         last[record.client, record.shard] = record.sequence
 
 
-# Looking after it.
+# Maintenance.
 
 
 def test_stats_add_up_what_the_clients_have(root: HubRoot) -> None:

@@ -1,4 +1,4 @@
-"""What a server holds its clients to, call by call and batch by batch: rights, quotas, room on the disk; and new certificates."""
+"""Limits that a server enforces at each call and batch: rights, quotas, room on the disk; and new certificates."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def watchful(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def reading(watchful: None, access: Path, tmp_path: Path) -> Security:
-    """Who may read jfk."""
+    """Return the security of a client with permission to read jfk."""
     token = tmp_path / "spark.token"
     assert main(["hub", "token", "add", str(access), "--name", "spark", "--output", str(token), "--role", "reader", "--read", "jfk"]) == 0
     return Security(token=token.read_text().strip())
@@ -237,7 +237,7 @@ def test_the_quota_of_connections_is_held_for_who_reads(
             with pytest.raises(QuotaExceeded, match="connections"):
                 another.clients()
             assert remote.clients() == ["jfk"]
-            server.read_service.close()  # who waits is answered
+            server.read_service.close()  # waiters get an answer
             assert waits.result(PATIENCE).shards == []
 
 
@@ -337,7 +337,7 @@ def test_a_quota_is_held_batch_by_batch(server: HubServer, security: Security) -
 def test_who_sends_quicker_than_its_quota_is_refused_until_that_is_made_up_for(
     watchful: None, server: HubServer, access: Path, security: Security, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hub.server.admission.LONGEST_DEBT", 0.0)  # nobody sleeps
+    monkeypatch.setattr("hub.server.admission.LONGEST_DEBT", 0.0)  # no call sleeps
     access.write_text(access.read_text().replace("[quota]", "[quota]\nrate = 100"))
     with connection(server, "jfk", security) as call:
         send(call, 0, 5_000)
@@ -437,7 +437,7 @@ def test_certificates_that_cannot_be_served_yet_are_an_error_and_are_served_late
 
 
 def other_certificate(server: HubServer, known: str) -> bool:
-    """Return whether another certificate is served; who comes while they are exchanged may be reset."""
+    """Return whether another certificate is served; connections during the exchange may be reset."""
     try:
         return ssl.get_server_certificate(server.proxy.address) != known
     except OSError:

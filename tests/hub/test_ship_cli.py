@@ -1,4 +1,4 @@
-"""`kvspool hub serve` and `kvspool ship`: shipping, pulling, signals, wrong words. What ends by itself is called here."""
+"""`kvspool hub serve` and `kvspool ship`: shipping, pulling, signals, wrong words. Commands that end unsignalled run in this process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run(*words: str | Path, code: int = 0) -> str:
 
 
 class Hub(ServeCommand):
-    """`kvspool hub serve`, that ends as it is told."""
+    """`kvspool hub serve`, ended by a signal."""
 
     def __init__(self, root: Path, *words: str | Path) -> None:
         super().__init__(root, "--least-free", "1MiB", *words)
@@ -128,7 +128,7 @@ def test_a_secure_hub_lets_in_who_has_a_token(log: Path, tmp_path: Path) -> None
     secure = ["--once", "--ca", pki / "ca.pem"]
     run("ship", log, served.location, "--client", "web", *secure, *token)
     assert len(received(tmp_path / "root")) == 100
-    # Another one's id, and nobody's token: both are tried again until a signal comes.
+    # The id of another client, and a missing token: both are tried again until a signal ends the command.
     for words in (["--client", "other", *token], ["--client", "web"]):
         refused = subprocess.Popen(
             [*KVSPOOL, *map(str, ["ship", log, served.location, *words, *secure])], stderr=subprocess.PIPE, text=True

@@ -1,4 +1,4 @@
-"""What a SOURCE of `kvspool ship` is: a path, or a client's id and a path, either of which may have an =."""
+"""The SOURCE of `kvspool ship`: a path, or a client's id and a path, either of which may have an =."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let shippers look often at what no event tells: whether a log was deleted or made anew, whether one left aside is due."""
+    """Let shippers check often for changes without an event: a deleted or recreated log, a quarantined log that is due."""
     for name in ("shipper.POLL", "shipper.LOOK_AGAIN", "log_sender.LOOK_AGAIN", "log_sender.TRY_AGAIN"):
         monkeypatch.setattr(f"hub.client.{name}", 0.05)
 
@@ -130,7 +130,7 @@ def test_a_backlog_is_asked_about_a_few_times_in_a_window_and_at_its_end(
 def test_the_window_holds_for_all_lanes_together(
     server: HubServer, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window: int
 ) -> None:
-    """What the shipper has heard no answer about is counted at each batch, of up to 8000 bytes: eight lanes with a backlog."""
+    """Unanswered bytes of the shipper are counted at each batch, of up to 8000 bytes: eight lanes with a backlog."""
     sent: list[tuple[int, int]] = []  # the question that covers a batch, and its bytes
     most = 0
     send = Connection.put
@@ -366,7 +366,7 @@ def test_a_lock_that_is_held_for_too_long_stops_its_shard_until_it_is_free(root:
 def test_a_log_made_anew_that_can_not_be_taken_at_once_is_taken_later(
     server: HubServer, root: Path, tmp_path: Path, obstacle: str
 ) -> None:
-    """Somebody else has its durable reader, or it is being made: only its directory is there. The others go on."""
+    """Another process has its durable reader, or it is being created: only its directory is there. The others continue."""
     with shard.create(tmp_path / "set", bits=1) as logs, shipping(tmp_path / "set", server.location) as shipper:
         for log in logs.shards:
             log.append(b"one")
@@ -450,7 +450,7 @@ def test_a_log_that_moves_goes_on_behind_what_the_first_hub_has_and_loses_nothin
 def test_a_move_that_is_interrupted_before_anything_arrived_goes_on_where_it_began(
     server: HubServer, second: HubServer, tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    """The shipper dies before it has reached the new hub, or when that knows the log and has nothing of it."""
+    """The shipper is killed before it has reached the new hub, or when that knows the log and has no record of it."""
     with kvspool.create(path) as log:
         log.append_many([b"%d" % number for number in range(100)])
         ship(path, server)
@@ -586,7 +586,7 @@ def test_a_log_may_be_resized_while_it_is_shipped(server: HubServer, root: Path,
 
 
 def test_writers_that_wait_for_the_shipper_lose_nothing_through_an_outage(root: Path, path: Path) -> None:
-    """A ring of 4 KiB whose writers wait; the hub stands still, then is dead, for longer than a reader that says nothing is waited for."""
+    """A ring of 4 KiB whose writers wait; the hub is stopped, then killed, for longer than writers wait for a silent reader."""
     log = kvspool.create(path, capacity=4096, policy="block", reader_expiry=2)
     with HubProcess(root, "disk") as hub, shipping(path, hub.location, silence=3) as shipper:
         writing = start(lambda: write(path, 600))
@@ -639,7 +639,7 @@ def test_shippers_and_hubs_that_are_killed_and_stopped_lose_nothing(root: Path, 
 
 
 def test_a_network_that_is_slower_than_the_shipper_is_patient_gets_it_all_through(root: Path, path: Path) -> None:
-    """One record takes 1.5 s on its way, and at first nobody waits for so long for its acknowledgement."""
+    """One record takes 1.5 s on its way; at first the shipper waits less than that for its acknowledgement."""
     with HubProcess(root) as hub, Proxy(("127.0.0.1", hub.port)) as proxy, kvspool.create(path, capacity="4MiB") as log:
         slow = proxy.add(Fault("bandwidth", amount=200_000, times=None))
         log.append(os.urandom(300_000))

@@ -1,4 +1,4 @@
-"""What goes into a micro-batch: a share for each shard, and not too little at once."""
+"""The contents of a micro-batch: a share for each shard, and not too little at once."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def filters(draw: st.DrawFn) -> spark.Filter:
 
 
 def holds(one: spark.Filter, row: dict[str, Any]) -> bool | None:
-    """Return what SQL says of a filter and a row: None is null."""
+    """Return the SQL result of a filter for a row: None is null."""
     if isinstance(one, spark.Not):
         inner = holds(one.child, row)
         return None if inner is None else not inner

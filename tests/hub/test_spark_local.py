@@ -288,7 +288,7 @@ def test_a_commit_moves_the_reader_of_a_log_and_leaves_it_free(tmp_path: Path, l
     with create(tmp_path / "log", format) as log:
         log.append_many([b"v"] * 10)
         shards = look_at(tmp_path / "log", reader="spark")
-        with log.reader("spark") as reader:  # nobody has it open
+        with log.reader("spark") as reader:  # no process has it open
             assert reader.sequence == 0
             with pytest.raises(ReaderBusy):
                 shards.commit({KEY: 4})

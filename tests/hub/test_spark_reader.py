@@ -1,4 +1,4 @@
-"""What Spark reads is what was appended."""
+"""Spark reads exactly the appended records."""
 
 from __future__ import annotations
 

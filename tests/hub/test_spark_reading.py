@@ -174,7 +174,7 @@ def test_a_journal_that_was_replaced_between_planning_and_reading_fails_the_task
         list(ours.read(partition))
 
 
-# What can't be read is said when the query is planned.
+# Unreadable logs are reported when the query is planned.
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A stream that is written has each record once, in the order of its key, whatever fails, is killed or comes again."""
+"""A written stream has each record once, in the order of its key, whatever fails, is killed or is repeated."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def test_what_was_left_of_a_batch_is_appended_when_it_comes_again(spark: SparkSe
     run(stream(spark, folder), root, checkpoint)
     (name,) = {one.name for log in ShardSet.open(root).shards for one in log.producers()}
     batch = [number for number in range(3 * PER_FILE, 4 * PER_FILE)]
-    with shard.open(root) as shards:  # a task of the next batch that was killed in the midst of it
+    with shard.open(root) as shards:  # a task of the next batch that was killed before its end
         for at, log in enumerate(shards.shards):
             ours = [number for number in batch if shards.shard_of(b"key-%d" % (number % 20)) == at]
             keys: list[bytes | None] = [b"key-%d" % (number % 20) for number in ours]

@@ -24,7 +24,7 @@ pytestmark = MARKS
 
 
 class Sink:
-    """Collects the rows of each micro-batch by its number; fails as often as it is told to, after the rows of the batch were read."""
+    """Collects the rows of each micro-batch by its number; fails as often as the test asks for, after the rows of the batch were read."""
 
     def __init__(self, failures: int = 0) -> None:
         self.batches: list[tuple[int, list[tuple[str, int, int, str]]]] = []
@@ -149,7 +149,7 @@ def test_a_first_batch_that_failed_is_run_again_from_where_it_began(start: Calla
     with pytest.raises(Exception, match="the sink fails once"):
         start(root, Sink(failures=1)).awaitTermination(PATIENCE)
     append(root, "JFK", 10, 6000)
-    with pytest.raises(Exception, match="KVSPOOL_DATA_LOSS"):  # although the query would start behind them now
+    with pytest.raises(Exception, match="KVSPOOL_DATA_LOSS"):  # although the query would start after them now
         start(root, Sink()).awaitTermination(PATIENCE)
 
 
@@ -241,7 +241,7 @@ def test_what_a_worker_has_loaded_is_not_looked_at_after_each_task(
     spark: SparkSession, start: Callable[..., StreamingQuery], root: Path
 ) -> None:
     append(root, "JFK", 0, 10)
-    frozen = gc.get_freeze_count()  # by whoever runs the tests
+    frozen = gc.get_freeze_count()  # by the program that runs the tests
     counts: list[int] = []
 
     def count(batches: Iterator[Any]) -> Iterator[Any]:

@@ -43,7 +43,7 @@ def reader(path: Path, **options: str) -> StreamReader:
 
 
 class Query:
-    """What Spark does with a reader and a checkpoint. `run` runs what is new as one batch and returns its rows, none if nothing is."""
+    """Uses a reader and a checkpoint as Spark does. `run` runs the new records as one batch and returns its rows, if any."""
 
     def __init__(self, path: Path, checkpoint: list[str] | None = None, **options: str) -> None:
         self.reader = reader(path, **options)
@@ -372,7 +372,7 @@ def replace(root: Path) -> None:
 
 
 def divide(root: Path) -> None:
-    """Make the client anew, with two shards in place of one."""
+    """Recreate the client, with two shards instead of one."""
     delete(root)
     with hub.open(root) as opened:
         opened.create_client("LAX", bits=1, capacity=4096).close()

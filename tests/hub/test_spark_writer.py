@@ -1,4 +1,4 @@
-"""What Spark's tasks write at once is there, whole."""
+"""Records that Spark's tasks write concurrently are stored, each task's whole."""
 
 from __future__ import annotations
 
@@ -318,8 +318,8 @@ def test_jobs_in_any_number_find_room_and_a_copy_of_a_task_that_is_over_adds_not
         job = ShardWriter(writing)
         messages = [run_task(job, task) for task in range(3)]
         (job.abort if number % 5 == 0 else job.commit)([*messages, None] if number % 3 else messages)
-        assert run_task(job, 2).repeated == 20, "a copy of the task that Spark has given up"
-    assert run_task(running, 0).repeated == 20, "it is run again, behind many jobs"
+        assert run_task(job, 2).repeated == 20, "a copy of the task that Spark has abandoned"
+    assert run_task(running, 0).repeated == 20, "it is run again, after many jobs"
     with shard.open(tmp_path / "root") as shards:
         assert len(list(shards)) == 20 * (3 * jobs + 1)
 

@@ -1,4 +1,4 @@
-"""What a hub's shard makes of everything that can come: each row of the table of decisions; and of crashes, damage and a full disk."""
+"""A hub's shard and everything that it can receive: each row of the table of decisions; and crashes, damage and a full disk."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def test_a_sequence_that_no_journal_has_room_for_is_refused(shard: Shard) -> Non
     assert len(texts(shard)) == 2
 
 
-# What trimming, damage and loss leave.
+# Shards after trimming, damage and loss.
 
 
 def fill(root: Path, **options: int) -> Path:
@@ -253,7 +253,7 @@ def test_a_journal_whose_last_record_is_damaged_goes_on_behind_it(root: Path) ->
 def test_a_last_record_that_the_machine_has_torn_comes_from_the_client_again(root: Path) -> None:
     path = fill(root)
     damage(path, b"record 39")
-    (path / "lock").unlink()  # as after the machine was started anew: nobody says where the end was
+    (path / "lock").unlink()  # as after a restart of the machine: nothing says where the end was
     with shard_of(root) as shard:
         assert shard.enter(LOG, 41) == (39, True)
         assert shard.put(LOG, numbered(38, 41), 38) == Outcome(41, 2, 1)
@@ -264,7 +264,7 @@ def test_a_torn_record_at_the_end_is_asked_for_again(root: Path) -> None:
     path = fill(root)
     last = max((path / "kvj").iterdir())
     os.truncate(last, last.stat().st_size - 3)
-    (path / "lock").unlink()  # as after the machine was started anew: nobody says that there was more
+    (path / "lock").unlink()  # as after a restart of the machine: nothing says that there was more
     with shard_of(root) as shard:
         assert shard.enter(LOG, 40) == (39, True)
         assert shard.put(LOG, numbered(38, 40), 38) == Outcome(40, 1, 1)
@@ -405,7 +405,7 @@ def test_a_shard_that_was_removed_is_opened_anew(root: Path) -> None:
 
 @pytest.mark.parametrize(("nth", "number"), [(1, errno.ENOSPC), (3, errno.EIO)])
 def test_whatever_call_fails_nothing_is_lost_or_doubled(tmp_path: Path, nth: int, number: int) -> None:
-    """Let one call of the system fail, each fourth in turn: the client is told, and afterwards it all goes on."""
+    """Let one call of the system fail, each fourth in turn: the client gets an error, and afterwards all works again."""
     while True:
         nth += 4
         root = tmp_path / f"{nth}"

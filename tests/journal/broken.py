@@ -59,7 +59,7 @@ class KillingPort(Port):
 
 
 class MeanwhilePort(Port):
-    """Lets something happen once, behind the n-th look at a file, counted from 1."""
+    """Calls a function once, after the n-th look at a file, counted from 1."""
 
     def __init__(self, nth: int, act: Callable[[], object]) -> None:
         super().__init__()

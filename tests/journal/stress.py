@@ -2,10 +2,10 @@
 
     python stress.py DIRECTORY SEED SECONDS FORMAT
 
-The *ledger* is kept outside the journal, one file for each life of a process: a writer writes down which records it means to append,
-before, and which sequences it got, after; a durable reader what it got, before it commits, that it is about to commit, and that it has. So
-of every record in the journal it is known who wrote it, of every acknowledged one where it must be, and of every reader whether it has
-left one out. It prints what happened as JSON, or dies of an AssertionError.
+The *ledger* is kept outside the journal, one file for each life of a process. A writer notes the records that it means to append before
+an append, and their sequences after it. A durable reader notes the records that it got, then that it is about to commit, and then that it
+has. So the writer of every record in the journal is known, the sequence of every acknowledged one, and whether a reader has left one out.
+The program prints the result as JSON, or ends with an AssertionError.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Ledger:
 
 
 def write(log: Journal, life: int, ledger: Ledger, choose: random.Random) -> None:
-    """Append for ever."""
+    """Append until killed."""
     number = 0
     while True:
         count = choose.choice((1, 1, 1, 2, 9, 40))
@@ -68,7 +68,7 @@ def write(log: Journal, life: int, ledger: Ledger, choose: random.Random) -> Non
 
 
 def consume(log: Journal, name: str, ledger: Ledger, choose: random.Random) -> None:
-    """Read and commit for ever."""
+    """Read and commit until killed."""
     while True:
         try:
             reader = log.reader(name)
@@ -85,7 +85,7 @@ def consume(log: Journal, name: str, ledger: Ledger, choose: random.Random) -> N
 
 
 def follow(log: Journal, ledger: Ledger) -> None:
-    """Follow for ever."""
+    """Follow until killed."""
     ledger.say(BEGIN, 0, 0, 0)
     for record in log.follow():
         ledger.say(READ, zlib.crc32(record.value), 0, record.sequence)
@@ -156,7 +156,7 @@ class Storm:
         pid = self.running.pop(place)
         os.kill(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
-        assert os.WIFSIGNALED(status), f"{place} ended by itself"
+        assert os.WIFSIGNALED(status), f"{place} ended without a signal"
 
     def catch_up(self) -> None:
         """Append a last record, and wait until those who read have come to it."""

@@ -1,4 +1,4 @@
-"""Archived segments: the same bytes, the same records, at every moment, whatever fails, dies or lies in the file."""
+"""Archived segments: the same bytes, the same records, at every moment, whatever fails, whatever is killed, and whatever the file holds."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def every_other(log: Journal) -> None:
         path.unlink()
 
 
-# What is made.
+# Contents of archives.
 
 
 def test_an_archive_is_what_every_zstd_decoder_takes(log: Journal, tmp_path: Path) -> None:
@@ -344,7 +344,7 @@ def test_others_append_follow_and_seek_while_one_archives(tmp_path: Path) -> Non
         assert [record.sequence for record in log] == list(range(100 + more))
 
 
-# What dies, and what fails.
+# Kills and failures.
 
 
 class DeadlyPort(FailingPort):
@@ -382,7 +382,7 @@ def is_whole_and_can_be_finished(path: Path, whole: list[Record], before: dict[s
         forms = (log._segments.plain_path, log._segments.archive_path)
         bases = log._segments.bases()
         wanted = [forms[not undo](base) for base in bases[:-1]] + [forms[0](bases[-1])]
-        assert sorted((log.path / "kvj").iterdir()) == wanted, "nothing lies about"
+        assert sorted((log.path / "kvj").iterdir()) == wanted, "no other files are left"
         log.unarchive()
         assert files(log) == before
 
@@ -534,7 +534,7 @@ def test_a_segment_goes_with_all_that_belongs_to_it(log: Journal) -> None:
     log._segments.remove_index(first)
 
 
-# An archive that is the last segment: what came behind it was removed, or is not there yet.
+# An archive that is the last segment: the segments after it were removed, or do not exist yet.
 
 
 def test_an_append_goes_on_behind_an_archive(log: Journal) -> None:
@@ -563,7 +563,7 @@ def test_no_sequence_is_guessed_behind_a_damaged_archive(log: Journal) -> None:
     assert files(log) == before
 
 
-# What a file may hold.
+# Damaged files.
 
 
 def limited(function: Callable[[], Any]) -> Any:
@@ -587,7 +587,7 @@ def found_in(path: Path) -> list[Any] | None:
 
 
 def is_right(found: list[Any] | None, whole: list[Record]) -> bool:
-    """Whether each record was handed out as it is, or lies in a Gap that says that it is damaged, once."""
+    """Return whether each record was returned unchanged, or is in a Gap with the reason "damaged", once."""
     if found is None:
         return True
     rest = iter(whole)

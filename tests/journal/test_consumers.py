@@ -28,7 +28,7 @@ def log(tmp_path: Path) -> Iterator[kvspool.Journal]:
     with kvspool.create(tmp_path / "log", format="fflg") as log:
         log.append_many([b"%d" % number for number in range(10)])
         yield log
-    gc.collect()  # a descriptor that the collector closes in the midst of a later test would be one of its calls
+    gc.collect()  # a descriptor that the collector closes during a later test would be one of its calls
 
 
 def read_and_commit(log: kvspool.Journal, name: str, count: int) -> int:
@@ -147,7 +147,7 @@ def test_killed_at_each_step_of_a_commit_the_old_index_or_the_new_one_stands(log
             found = path.read_bytes()
             assert found in (before, after)
             seen.add(found)
-            log.offsets.store(name, 7)  # the lock is free, and what lies about is in nobody's way
+            log.offsets.store(name, 7)  # the lock is free, and leftover files do not matter
             assert path.read_bytes() == after
         else:
             break

@@ -202,7 +202,7 @@ def test_both_headers_are_read_under_names_of_any_width_and_appended_to(tmp_path
         assert not (tmp_path / "log" / names[0]).exists()
 
 
-AMBIGUOUS = {  # where base is 0 and both headers fit: the name, the bytes behind `FFLG` and 10 zeros, and what is read
+AMBIGUOUS = {  # where base is 0 and both headers fit: the name, the bytes after `FFLG` and 10 zeros, and what is read
     "the program's entries end where the file ends": ("0" * 16, bytes(2) + entries(b"ab", b"c"), [b"ab", b"c"]),
     "the document's do": ("0" * 16, entries(b"ab", b"c"), [b"ab", b"c"]),
     "the document's do, under a name of its own": ("0" * 10, entries(b"ab", b"c"), [b"ab", b"c"]),
@@ -300,7 +300,7 @@ def test_a_segment_that_is_begun_while_a_follower_looks_is_not_damaged(tmp_path:
             assert found == [b"b", b"c", b"d"]
 
 
-# Where it lies.
+# Recognition of its directory.
 
 
 def test_what_lies_there_is_told_from_other_things(tmp_path: Path) -> None:
@@ -653,7 +653,7 @@ def test_an_append_whose_nth_call_fails_says_how_much_is_there(tmp_path: Path, n
     assert {"write", "flush", "open"} <= failed
 
 
-# What goes.
+# Removed segments.
 
 
 def test_a_segment_goes_when_every_consumer_is_at_or_past_the_next_one(tmp_path: Path) -> None:
@@ -863,7 +863,7 @@ def test_damaged_settings_are_named(tmp_path: Path) -> None:
     assert kvspool.open(tmp_path / "log").format.limits() == Fflg().limits()
 
 
-# What is said of it.
+# Its documentation.
 
 PAGE = (Path(__file__).parents[2] / "docs/formats/fflg.md").read_text(encoding="utf-8")
 

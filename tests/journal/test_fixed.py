@@ -30,7 +30,7 @@ from kvspool.journal.formats.fixed import TAIL
 
 
 def record(item: bytes) -> bytes:
-    """What the original writes for an item."""
+    """Return the bytes that the original writes for an item."""
     return item + struct.pack(">I", zlib.crc32(item))
 
 
@@ -262,7 +262,7 @@ def test_every_length_of_the_last_blob(tmp_path: Path, size: int) -> None:
 
 @pytest.mark.parametrize("size", range(18))
 def test_every_length_of_a_blob_in_the_middle(tmp_path: Path, size: int) -> None:
-    """What is missing is a Gap of exactly that; nothing is appended behind it."""
+    """Missing items are a Gap of exactly these; nothing is appended after it."""
     path = originals(tmp_path / "log", [item(position) for position in range(8)], 3)
     os.truncate(path / f"{1:016x}", size)
     before = tree(path)
@@ -351,7 +351,7 @@ def test_a_missing_blob_is_a_gap_and_no_place_to_append(tmp_path: Path) -> None:
 
 
 def test_blobs_that_are_too_long(tmp_path: Path) -> None:
-    """No blob has more than its items, whatever stands behind them."""
+    """No blob has more than its items, whatever bytes follow them."""
     for index in range(3):
         path = originals(tmp_path / str(index), [item(position) for position in range(9)], 3)
         (path / f"{3:016x}").unlink()

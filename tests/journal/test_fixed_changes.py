@@ -1,4 +1,4 @@
-"""Prune, rewind and open_for_sync of a journal with the format fixed: against a list, beside readers, and when they are cut short."""
+"""Prune, rewind and open_for_sync of a journal with the format fixed: against a list, alongside readers, and when they are cut short."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def test_a_fresh_begin_in_the_midst_of_a_blob_is_filled_up_as_the_original_does(
         assert there(log) == {25: item(25)}
 
 
-# Beside readers.
+# Alongside readers.
 
 
 def take(follower: Any, count: int) -> list[Any]:
@@ -296,7 +296,7 @@ def test_a_durable_reader_stands_at_the_new_end(tmp_path: Path) -> None:
 
 
 def test_what_was_on_disk_is_not_taken_for_what_came_instead(tmp_path: Path) -> None:
-    """A flush that overlaps a rewind says nothing of the items that came behind it."""
+    """A flush that overlaps a rewind does not cover the items that were appended after the rewind."""
     with made(tmp_path / "log", 8, 100) as log:
         other = opened(tmp_path / "log")
         synced: list[int] = []
@@ -317,7 +317,7 @@ def test_what_was_on_disk_is_not_taken_for_what_came_instead(tmp_path: Path) -> 
 
 
 def test_readers_beside_a_process_that_rewinds_never_get_wrong_items(tmp_path: Path) -> None:
-    """Each item says when it was appended; what one iteration hands out never goes back in that, and has every position."""
+    """Each item holds the turn in which it was appended; in one iteration turns never decrease, and every position is returned."""
     log = made(tmp_path / "log", 0, 4)
 
     def write() -> int:
@@ -362,7 +362,7 @@ def test_readers_beside_a_process_that_rewinds_never_get_wrong_items(tmp_path: P
 
 
 class KillingPort(Port):
-    """Kills the process at the n-th call that could change something, before it, or in the midst of a write."""
+    """Kills the process at the n-th call that could change something, before it, or within a write."""
 
     def __init__(self, nth: int, half: bool) -> None:
         super().__init__()
@@ -405,7 +405,7 @@ def prepared(path: Path) -> FixedJournal:
 
 
 def check_outcome(path: Path, operation: str) -> None:
-    """The old items or the new ones, or what lies between; then all goes on."""
+    """Check that the old items, the new ones, or a state in between is there; then all works again."""
     _, new, new_first, new_size = OPERATIONS[operation]
     union = OLD | new
     with opened(path) as log:
@@ -445,7 +445,7 @@ def test_killed_at_every_call(tmp_path: Path, operation: str, turn: int) -> None
             killed += 1
         else:
             break
-        with opened(path) as log:  # nobody has looked after it yet
+        with opened(path) as log:  # no writer has repaired it yet
             union = OLD | OPERATIONS[operation][1]
             for one in log.read(on_gap="yield"):
                 assert isinstance(one, Gap) or union[one.sequence] == one.value
@@ -501,7 +501,7 @@ def test_threads_get_items_while_others_append(tmp_path: Path) -> None:
 
 
 def test_processes_append_at_once_and_are_killed(tmp_path: Path) -> None:
-    """What was acknowledged, to a pipe outside, is there at its position, once."""
+    """Each item that was acknowledged, to a pipe outside, is there at its position, once."""
     path = tmp_path / "log"
     made(path, 0, 7).close()
     acknowledged: dict[int, bytes] = {}
@@ -537,7 +537,7 @@ def test_processes_append_at_once_and_are_killed(tmp_path: Path) -> None:
         assert len(set(found.values())) == len(found)
         assert acknowledged.items() <= found.items()
         assert len(acknowledged) > 100
-        assert len(found) - 1 - len(acknowledged) <= 12 * 3  # each that was killed may have appended one that nobody knew of
+        assert len(found) - 1 - len(acknowledged) <= 12 * 3  # each killed writer may have appended one unacknowledged item
     refuse_what_the_original_refuses(path, 7)
 
 

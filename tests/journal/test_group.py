@@ -1,4 +1,4 @@
-"""The group commit of a journal: one flush for all who wait, nobody acknowledged too early, and every leader replaced."""
+"""The group commit of a journal: one flush for all waiters, no append acknowledged too early, and every leader replaced."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def words(path: Path) -> list[int]:
 
 
 class Flushing(system.Port):
-    """Notes which files are flushed and written, and does what it is told before a flush of records."""
+    """Notes which files are flushed and written, and calls a function before a flush of records."""
 
     def __init__(self, before: Callable[[], object] = lambda: None) -> None:
         self.flushed: list[str] = []
@@ -76,7 +76,7 @@ class Flushing(system.Port):
 
 
 def the_long_way() -> Any:
-    """What counts the flushes that go the long way."""
+    """Return a patch that counts the flushes by the long way."""
     return mock.patch.object(JournalFlusher, "_flush", autospec=True, side_effect=JournalFlusher._flush)
 
 
@@ -149,7 +149,7 @@ def test_records_that_were_taken_back_during_a_flush_do_not_count_as_flushed(tmp
 
         with system.replaced(Flushing(rewind)):
             log.append(value(9), durable=True)
-        assert len(looks) == 2 and looks[1] <= 2, "the new records had to be flushed, and nobody said before that they were"
+        assert len(looks) == 2 and looks[1] <= 2, "the new records had to be flushed, and were not reported as flushed before that"
         assert log.stats().synced_sequence == 10
 
 
@@ -375,7 +375,7 @@ def test_an_error_is_known_to_all_although_the_handle_is_closed_during_the_flush
             thread.start()
             thread.join(60)
             assert not thread.is_alive()
-            with pytest.raises(errors.LockTimeout):  # the flush goes on, and keeps its lock
+            with pytest.raises(errors.LockTimeout):  # the flush continues, and keeps its lock
                 other.sync(timeout=0.01)
             fail()
 
@@ -526,7 +526,7 @@ def _append_and_tell(path: Path, results: Any, before: Callable[[], object] | No
 
 @pytest.mark.parametrize("end", ["killed", "stopped and killed", "stopped and continued", "failing"])
 def test_followers_never_sleep_on_when_their_leader_is_gone(log: Journal, end: str) -> None:
-    """A leader dies, stands still or fails in the midst of a flush while others wait for it."""
+    """A leader is killed, is stopped or fails during a flush while others wait for it."""
     context = multiprocessing.get_context("fork")
     begun, go_on, results = context.Event(), context.Event(), context.SimpleQueue()
 
@@ -544,7 +544,7 @@ def test_followers_never_sleep_on_when_their_leader_is_gone(log: Journal, end: s
         follower.start()
         while words(log.path)[tails.GROUP + groups.CAME] < count and time.monotonic() < deadline:
             time.sleep(0.001)
-    assert results.empty(), "nobody returns before a flush has ended"
+    assert results.empty(), "no append returns before a flush has ended"
     assert leader.pid is not None
     if end.startswith("stopped"):
         os.kill(leader.pid, signal.SIGSTOP)
@@ -741,7 +741,7 @@ def test_a_writer_that_can_not_change_the_tail_does_not_rewind(tmp_path: Path) -
         assert bare.append(value(10)) == 10
 
 
-# What a flush must not believe, and what must not be left behind.
+# Changes during a flush, and files that must not be left over.
 
 
 def bare() -> Any:

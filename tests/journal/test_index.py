@@ -1,4 +1,4 @@
-"""The sparse index: the same places as without it, whatever lies in its file."""
+"""The sparse index: the same positions as without it, whatever its file holds."""
 
 from __future__ import annotations
 

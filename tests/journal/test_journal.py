@@ -1,4 +1,4 @@
-"""What every journal does, whatever its format is, shown with sej: many writers, followers, durable readers, durability, forks."""
+"""Journals of any format, tested with sej: many writers, followers, durable readers, durability, forks."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_what_was_trimmed_is_a_gap(log: Journal) -> None:
             log._segments.path_of(base).unlink()
         rest = list(reading)
     assert first.sequence == 0
-    # What was read ahead, or is still open, comes out; what isn't there any more is one Gap.
+    # Records that were read ahead, or whose segment is still open, are returned; removed ones are one Gap.
     gaps = [item for item in rest if isinstance(item, Gap)]
     assert [(gap.first, gap.last, gap.reason) for gap in gaps] == [(3, 5, "trimmed")]
     assert [item.sequence for item in rest if not isinstance(item, Gap)] == [1, 2, 6, 7, 8]

@@ -1,7 +1,7 @@
-"""A process killed at every opcode of what it does to a journal: what it acknowledged is there, once, in order, and the next one goes on.
+"""A process killed at every opcode of its work on a journal: acknowledged records are there, once, in order; the next process continues.
 
-Each operation runs once, traced, and every state that a kill could leave is restored, opened and checked; see `crash_states`. A kill in the
-midst of one `pwrite` leaves a beginning of what was to be written: every length of it is a state, too. Of those, and of the ways to tear a
+Each operation runs once, traced, and every state that a kill could leave is restored, opened and checked; see `crash_states`. A kill during
+one `pwrite` leaves a beginning of the bytes to write: every length of it is a state, too. Of those, and of the ways to tear a
 change, it takes some, the shortest and the longest among them; KVSPOOL_ALL_SCHEDULES=1 takes all lengths and many more ways. It takes the
 most on the interpreted twin, where more states are between two opcodes.
 """
@@ -112,7 +112,7 @@ class Case:
 class Append(Case):
     def run(self) -> None:
         with self.open() as log:
-            for number in range(BEFORE, BEFORE + 4):  # a segment ends in the midst of that
+            for number in range(BEFORE, BEFORE + 4):  # a segment ends within these records
                 log.append(value(number))
                 self.said += 1
 
@@ -149,7 +149,7 @@ class AppendMany(Case):
 
 
 class Produce(Case):
-    """A producer's batch, over several segments; whoever appends next settles what a kill has left, and then the batch comes again."""
+    """A producer's batch, over several segments; the next writer resolves the state after a kill, and then the batch is sent again."""
 
     values = tuple(value(number) for number in range(100, 109))
 
@@ -183,7 +183,7 @@ class AppendDurably(Case):
 
 
 class Recover(Case):
-    """Behind the end lies a part of a record that somebody did not finish."""
+    """After the end there is a part of a record that a writer did not finish."""
 
     def prepare(self) -> None:
         super().prepare()
@@ -385,7 +385,7 @@ def memory() -> Iterator[Path]:
 
 
 def beginnings(before: State, after: State) -> Iterator[State]:
-    """Yield the states in the midst of one write at the end of a file: each beginning of it."""
+    """Yield the states during one write at the end of a file: each beginning of it."""
     if before.names != after.names:
         return
     for number, file in after.files.items():
@@ -405,7 +405,7 @@ def all_states(run: Run) -> Iterator[State]:
 
 
 def adopt(root: Path) -> Path:
-    """Call what lies beside a journal by the number that its directory has here."""
+    """Rename the files next to a journal to the number that its directory has here."""
     for path in root.glob(".*.kvspool/writers-*") if (root / "log").exists() else ():
         path.rename(path.with_name(f"writers-{system.port.identity(root / 'log')}.{path.name.partition('.')[2]}"))
     return root

@@ -1,4 +1,4 @@
-"""What can go wrong under a journal at the worst moment: full disks, removed lock files, torn ends that are replaced, forks, power cuts."""
+"""Faults under a journal at the worst moment: full disks, removed lock files, torn ends that are replaced, forks, power cuts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FORMATS: list[tuple[str, dict[str, Any]]] = [
     ("fixed", {"item_bytes": 50, "items_per_blob": 4}),
 ]
 NAMES = [name for name, _ in FORMATS]
-CALLS = tuple(name for name in FILE_CALLS if name not in ("close", "mounts"))  # a failed close of a dead object would be told of anywhere
+CALLS = tuple(name for name in FILE_CALLS if name not in ("close", "mounts"))  # the failed close of a dead object could appear in any test
 
 
 @pytest.fixture(params=FORMATS, ids=NAMES)

@@ -1,4 +1,4 @@
-"""Torn and damaged ends when a writer begins, and repairs: what is cut, what stays, where the removed bytes lie, kills in between."""
+"""Torn and damaged ends when a writer begins, and repairs: removed and kept bytes, the file with the removed ones, kills in between."""
 
 from __future__ import annotations
 
@@ -444,7 +444,7 @@ def damage(path: Path, chance: random.Random) -> None:
 def test_whatever_is_done_to_a_segment_a_repair_leaves_a_journal_that_accounts_for_all(
     tmp_path: Path, name: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvspool.journal.verify.PAUSE", 0.0)  # nobody writes
+    monkeypatch.setattr("kvspool.journal.verify.PAUSE", 0.0)  # no process writes
     chance = random.Random(seed)
     limits = {"segment_bytes": EACH * SIZE}
     with kvspool.create(tmp_path / "log", format=name, **limits) as log:  # type: ignore[call-overload]

@@ -81,7 +81,7 @@ class Dozing:
             self.raised.append(error)
 
     def await_items(self, count: int) -> None:
-        """Return when the follower has handed out so many items, and sleeps."""
+        """Return when the follower has returned so many items, and sleeps."""
         deadline = time.monotonic() + 30
         while len(self.got) < count:
             assert time.monotonic() < deadline, f"the follower has {len(self.got)} items instead of {count}"
@@ -89,7 +89,7 @@ class Dozing:
         await_sleep(self.following)
 
     def values(self) -> list[bytes]:
-        """Return what was handed out, when the follower has come to its end."""
+        """Return the followed values, when the follower has ended."""
         self.thread.join(60)
         assert not self.thread.is_alive()
         self.following.close()
@@ -231,4 +231,4 @@ def test_a_signal_handler_may_take_records_from_the_iterator_that_sleeps(patient
         thread.join()
         following.close()
         signal.signal(signal.SIGUSR1, before)
-    assert (polled, taken, got) == ([b"2"], [b"3"], [b"0", b"1", b"4"])  # the limit counts what `next` has handed out
+    assert (polled, taken, got) == ([b"2"], [b"3"], [b"0", b"1", b"4"])  # the limit counts the items that `next` has returned

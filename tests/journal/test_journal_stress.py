@@ -1,6 +1,6 @@
-"""Four writers, two durable readers and a follower on a journal, SIGKILL and SIGSTOP: nothing acknowledged is lost, nothing is there twice,
-and nobody who reads leaves a record out; a few seconds of what `tools/faults/storm --journals` does for hours. And power cuts, a slice of
-`tools/faults/journal_images.py`.
+"""Four writers, two durable readers and a follower on a journal, SIGKILL and SIGSTOP: no acknowledged record is lost, none is there twice,
+and no reader leaves a record out. This is a few seconds of `tools/faults/storm --journals`, which runs for hours. And power cuts, a slice
+of `tools/faults/journal_images.py`.
 """
 
 from __future__ import annotations

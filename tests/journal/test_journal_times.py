@@ -1,4 +1,4 @@
-"""Timestamps of a journal never decrease, whoever appends, and so a look-up by time is exact."""
+"""Timestamps of a journal never decrease, whichever process appends, and so a look-up by time is exact."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A look at every frame: what it finds, and that it never cries wolf while others write, trim and die."""
+"""Verification of every frame: its findings, and that it reports no false damage while others write, trim and are killed."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_several_places(log: Journal) -> None:
 def test_every_flipped_bit_of_a_size_or_an_offset_is_found_and_costs_one_record(
     log: Journal, at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvspool.journal.verify.PAUSE", 0.0)  # nobody writes
+    monkeypatch.setattr("kvspool.journal.verify.PAUSE", 0.0)  # no process writes
     for base, number in ((10, 4), (10, 0), (10, 9), (30, 1)):
         for bit in range(8):
             flip(segment(log, base), number * SIZE + at, bit)
@@ -115,7 +115,7 @@ def test_an_end_that_is_not_what_writers_and_flushes_have_promised(log: Journal)
     os.truncate(segment(log, 30), 2 * SIZE)
     assert places(log) == [("001e", 2 * SIZE, 0, 32, 34)]
     with system.replaced(Rebooted()):
-        assert log.verify().is_sound  # nobody had flushed them
+        assert log.verify().is_sound  # no process had flushed them
 
 
 def test_a_record_that_was_appended_in_one_step_is_missed_too(log: Journal) -> None:

@@ -180,7 +180,7 @@ def test_sequences_may_be_left_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("step", [2, 3, 7])
 def test_what_was_left_out_is_told_from_segments_that_are_gone(tmp_path: Path, step: int) -> None:
-    """Numbers are left out before every record, so also where segments meet; then each segment goes that others stand behind."""
+    """Numbers are left out before every record, so also where segments meet; then each segment but the last is removed."""
     with kvspool.create(tmp_path / "log", format="kvj", segment_bytes=150) as log:
         for sequence in range(0, 20 * step, step):
             log.append_batch(JournalBatch([b"x" * 20]), at=sequence)

@@ -188,7 +188,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(tail=st.binary(min_size=1, max_size=7))
     def die_while_writing(self, tail: bytes) -> None:
-        """A process that died in the midst of a write leaves a part of a frame."""
+        """A process killed during a write leaves a part of a frame."""
         with append_lock.held(self.log) as (_, page):
             path = self.log._segments.path_of(page.base)
         self.log.close()
@@ -197,12 +197,12 @@ class Machine(RuleBasedStateMachine):
         self.log = kvspool.open(self.path)  # type: ignore[assignment]
 
     def torn(self, tail: bytes) -> bytes:
-        """Return what is no frame, whatever comes behind it."""
+        """Return bytes that are no frame, whatever follows them."""
         return tail
 
     @rule(is_open=st.booleans())
     def lose_the_lock_file(self, is_open: bool) -> None:
-        """The original removes it when it closes, and its new one is empty. is_open: somebody removes it in spite of us."""
+        """The original removes it when it closes, and its new one is empty. is_open: another program removes it while a handle is open."""
         if not is_open:
             self.log.close()
             self.other.close()
@@ -221,7 +221,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.log.format.has_archives)
     @rule()
     def die_while_archiving(self) -> None:
-        """A process that died before it removed the first of the old forms leaves both."""
+        """A process killed before it removed the first of the old forms leaves both."""
         segments = self.log._segments
         for base in segments.bases()[:1]:
             if segments.path_of(base) == segments.plain_path(base):

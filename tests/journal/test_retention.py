@@ -1,4 +1,4 @@
-"""What goes and what stays: the rules, their combinations, kills and crashes in between, and others who use the journal meanwhile."""
+"""Removed and kept segments: the rules, their combinations, kills and crashes in between, and other users of the journal meanwhile."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_record_without_a_time_is_as_old_as_its_file(tmp_path: Path) -> None:
 
 
 def test_what_all_durable_readers_have_read(log: Journal) -> None:
-    assert going(log, Retention(by_consumers=True)) == []  # nobody has read anything
+    assert going(log, Retention(by_consumers=True)) == []  # no reader has read anything
     stand(log, "quick", 40)
     assert going(log, Retention(by_consumers=True)) == [0, 10, 20, 30]
     stand(log, "slow", 19)
@@ -183,7 +183,7 @@ def test_rules_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
         Floor(records=-1)
 
 
-# By itself.
+# Automatic retention.
 
 
 def test_whoever_begins_a_segment_applies_the_rules_of_the_journal(tmp_path: Path) -> None:

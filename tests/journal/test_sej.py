@@ -54,7 +54,7 @@ def test_segments_begin_behind_the_message_that_fills_one(tmp_path: Path) -> Non
 
 
 class Original:
-    """What its writer does to the lock file: locks it whole, and removes it when it closes."""
+    """The original's writer: locks the whole lock file, and removes it when it closes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path / "jnl.lck"
@@ -200,7 +200,7 @@ def test_every_flipped_bit_is_found_or_lies_where_nothing_can_tell(tmp_path: Pat
             sequence for item in found for sequence in ([item.sequence] if isinstance(item, Record) else range(item.first, item.last + 1))
         ]
         assert sequences == list(range(9))
-        assert sum(gap.count for gap in gaps) <= 3, "what lies in other segments is not lost"
+        assert sum(gap.count for gap in gaps) <= 3, "records in other segments are not lost"
 
 
 def test_a_size_in_the_last_segment_that_reaches_behind_its_end_is_no_partial_message(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The append in one step: the same bytes as the long way, and the long way wherever it can't be sure; the file that the tail lies in."""
+"""The append in one step: the same bytes as the long way, and the long way wherever it can't be sure; the file that holds the tail."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def last_segment(log: Journal) -> Path:
 
 
 def the_long_way() -> Any:
-    """What counts the appends that go the long way."""
+    """Return a patch that counts the appends by the long way."""
     return mock.patch.object(Journal, "append_many", autospec=True, side_effect=Journal.append_many)
 
 
@@ -332,7 +332,7 @@ def test_a_stopped_owner_of_the_lock_is_waited_for_and_named_and_a_killed_one_re
     os.close(write_end)
 
 
-# What a killed writer left, and writes that fail.
+# Leftovers of a killed writer, and writes that fail.
 
 
 @pytest.mark.parametrize("left", [b"", b"\0", b"\0\0\0\x01", value(7)])
@@ -402,7 +402,7 @@ def test_a_write_that_is_cut_short_leaves_nothing_and_the_next_one_succeeds(log:
     assert values(log) == [value(number) for number in range(6)]
 
 
-# What others do to the files.
+# Changes of the files by other programs.
 
 
 def test_a_segment_that_grew_by_another_hand_is_looked_at(log: Journal) -> None:
@@ -560,7 +560,7 @@ def test_words_that_change_under_a_writer_cost_no_record(log: Journal) -> None:
             file.write(os.urandom(8 * tails.WORDS - 8))
         assert log.append(value(number)) == number
     with tail_file(log).open("r+b") as file:
-        file.write(struct.pack("<Q", 0x1234_0000_0000 | 77))  # an owner that nobody is
+        file.write(struct.pack("<Q", 0x1234_0000_0000 | 77))  # an owner that is no process
     assert log.append(value(30)) == 30
     assert values(log) == [value(number) for number in range(31)]
 

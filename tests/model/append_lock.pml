@@ -1,8 +1,8 @@
 /* The append lock, as docs/format.md has it: a word decides who appends, a locked byte for each slot proves that its owner lives.
  *
- * Each handle may die between any two steps and begins another life, with any slot that is free. So a slot gets a new holder while a
- * waiter is between its look at the byte and its swap. A sleep may end by itself, since a dead owner wakes no waiter. With LIVE no handle
- * dies and no sleep ends by itself, so a lost wake-up is a handle that sleeps for ever: an invalid end state.
+ * Each handle may be killed between any two steps and begins another life, with any slot that is free. So a slot gets a new holder while a
+ * waiter is between its look at the byte and its swap. A sleep may end without a wake-up, since a dead owner wakes no waiter. With LIVE no
+ * handle is killed and sleeps end only by wake-ups, so a lost wake-up is a handle that sleeps forever: an invalid end state.
  *
  * With none of these defined the search finds no error. Each one breaks a rule, and must give a counterexample:
  *   NO_GENERATION  the word of each take of a slot is the same

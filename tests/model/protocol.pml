@@ -1,9 +1,9 @@
 /* The protocol between one writer at a time and readers without a lock, as docs/format.md has it under "Append" and "Read".
  *
  * Every frame is one cell of the ring, in two halves, so that a copy can be torn; sequence and position are the same number. A
- * writer may die between any two stores, and another one goes on. Its stores wait in a buffer, out of which they reach the memory in any order
+ * writer may be killed between any two stores, and another one continues. Its stores wait in a buffer, from which they reach memory in any order
  * that a weakly ordered machine allows: a release store after all earlier ones, stores to one place in their order, others as they like; a
- * fence waits until all are there. That the memory does so is also what the kernel's lock is good for, so a new writer begins with none waiting.
+ * fence waits until all are there. The kernel's lock also makes all stores visible, so a new writer begins with none waiting.
  *
  * With none of these defined the search finds no error. Each one breaks a rule, and must give a counterexample:
  *   HEAD_LATE    head advances after the frame that it should protect was overwritten
@@ -119,7 +119,7 @@ begin:
 	}
 	do
 	:: tail < FRAMES ->
-		content = 4 * tail + deaths; /* who comes after a dead one writes something else in the same place */
+		content = 4 * tail + deaths; /* the successor of a killed writer writes other contents in the same place */
 #ifndef HEAD_LATE
 		if
 		:: tail + 1 - head > CELLS ->
@@ -212,7 +212,7 @@ active proctype reader() {
 	assert(next == FRAMES)
 }
 
-/* Asks where the log ends, as who opens it does: the mark that belongs to the tail. */
+/* Asks where the log ends, as an opening process does: the mark that belongs to the tail. */
 active proctype opener() {
 	byte tail, sequence, mark;
 	do

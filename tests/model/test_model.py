@@ -36,7 +36,7 @@ stamps = st.none() | st.integers(0, 1000) | st.just(2**40)
 
 
 class ModelRing:
-    """Which frames lie where: [position, end, sequence or None for a rest that holds no record], the oldest first."""
+    """The frames of a ring: [position, end, sequence or None for a rest that holds no record], the oldest first."""
 
     def __init__(self, position: int) -> None:
         self.end = self.head = position
@@ -54,7 +54,7 @@ class ModelRing:
             self.head = self.pieces.pop(0)[1]
 
     def end_of(self, contents: list[int]) -> int:
-        """Return where the ring would end behind records of these sizes."""
+        """Return where the ring would end after records of these sizes."""
         end = self.end
         for content in contents:
             stored = -(-(32 + content) // 8) * 8
@@ -164,7 +164,7 @@ class SpoolMachine(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 1), values=st.lists(mappings, max_size=4))
     def append_data(self, which: int, values: list[dict[str, Any]]) -> None:
-        """What it takes is known afterwards; what it says is not taken from the log."""
+        """Append keyed values. Their stored sizes are read from the log afterwards; their data are compared with the arguments."""
         before = self.next
         try:
             got = self.handles[which].append_many(values, timestamp=0)

@@ -24,7 +24,7 @@ WAKEUPS = ["NO_SECOND_LOOK", "NO_FENCE_READER", "NO_FENCE_WRITER", "LATE_RINGS",
 
 
 def search(folder: Path, model: str, *defined: str) -> str:
-    """Return what Spin's verifier says of a model after it has seen every state, or the first error."""
+    """Return the output of Spin's verifier for a model after it has seen every state, or the first error."""
     flags = [f"-D{name}" for name in defined]
     subprocess.run(["spin", *flags, "-a", MODELS / model], cwd=folder, check=True, capture_output=True)
     subprocess.run(["gcc", "-O1", "-DSAFETY", "-DCOLLAPSE", "-o", "pan", "pan.c"], cwd=folder, check=True, capture_output=True)
@@ -43,7 +43,7 @@ def test_no_order_of_steps_breaks_the_protocol(tmp_path: Path, model: str, least
     said = search(tmp_path, model)
     assert "errors: 0" in said
     assert states(said) > least
-    # No statement is dead: overruns, deaths, reorderings and sleeps all came about.
+    # No statement is dead: overruns, kills, reorderings and sleeps all occurred.
     unreached = re.findall(r"unreached in proctype (\w+)\n((?:\t.*\n)+)", said)
     assert [where for where, lines in unreached if "(0 of " not in lines] == [], said
 
@@ -59,7 +59,7 @@ def test_each_rule_of_the_protocol_is_needed(tmp_path: Path, mutant: str) -> Non
 def test_each_rule_of_sleeping_and_waking_is_needed_or_the_poll(tmp_path: Path, mutant: str) -> None:
     said = search(tmp_path, "wakeups.pml", mutant)
     assert "errors: 1" in said
-    assert "invalid end state" in said, "a reader sleeps for ever"
+    assert "invalid end state" in said, "a reader sleeps forever"
     assert "errors: 0" in search(tmp_path, "wakeups.pml", mutant, "POLL")
 
 
@@ -80,4 +80,4 @@ def test_each_rule_of_the_append_lock_keeps_out_a_second_owner(tmp_path: Path, m
 def test_each_rule_of_waiting_for_the_append_lock_is_needed(tmp_path: Path, mutant: str) -> None:
     said = search(tmp_path, "append_lock.pml", mutant, "LIVE")
     assert "errors: 1" in said
-    assert "invalid end state" in said, "a waiter sleeps for ever"
+    assert "invalid end state" in said, "a waiter sleeps forever"

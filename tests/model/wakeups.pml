@@ -1,9 +1,9 @@
 /* Sleeping and waking, as docs/format.md has it under "Wait" and at the end of "Append".
  *
- * All readers sleep on one word, `rings`, a futex: to sleep and to compare the word with what was loaded is one step of the kernel. The tail as a
- * writer has stored it, and the byte of `wanted` as a reader has, reach the memory some time later, as on every machine; a fence waits
- * until they are there. Writers wake after they have freed the lock, so two may do it at the same time. No sleep ends by itself here, so a lost wake-up is
- * a reader that sleeps for ever, which the search reports as an invalid end state.
+ * All readers sleep on one word, `rings`, a futex: the kernel compares the word with the loaded value and sleeps in one step. A writer's
+ * store of the tail, and a reader's store of the byte of `wanted`, reach the memory some time later, as on every machine; a fence waits
+ * until they are there. Writers wake after they have freed the lock, so two may do it at the same time. Sleeps end only by wake-ups here, so
+ * a lost wake-up is a reader that sleeps forever, which the search reports as an invalid end state.
  *
  * With none of these defined the search finds no error. Each one breaks a rule, and must give a counterexample:
  *   NO_SECOND_LOOK   a reader sleeps after asking, without another look at the tail
@@ -11,15 +11,15 @@
  *   NO_FENCE_WRITER  a writer looks at `wanted` before its tail has reached the memory
  *   LATE_RINGS       a reader loads `rings` after its second look
  *   NO_COUNT         a writer wakes without changing `rings`
- *   WAKE_ONE         a writer wakes one sleeper in place of all
- * With POLL, where a sleep may end by itself, none of them loses anything: that is what the poll is for.
+ *   WAKE_ONE         a writer wakes one sleeper instead of all
+ * With POLL, where a sleep may end without a wake-up, none of them loses anything: that is the purpose of the poll.
  */
 #define READERS 2
 #define WRITERS 2
 #define RECORDS 1 /* of each writer */
 
 byte tail;
-byte tail_seen; /* what has reached the memory */
+byte tail_seen; /* the value that has reached the memory */
 bool wanted;
 bool asked[READERS]; /* stored, and has not reached the memory */
 byte rings;

@@ -1,7 +1,7 @@
 """Two handles of one log in one process, as two processes would be: one is stopped before an opcode, the other does all its work.
 
-Only the interpreted twin has opcodes to stop at. Their locks are of different open file descriptions, so they exclude each other; who
-waits for a lock that is held by the one that was stopped would wait for ever, so the handles have a timeout of 0.
+Only the interpreted twin has opcodes to stop at. Their locks are of different open file descriptions, so they exclude each other. A handle
+would wait forever for a lock of the stopped one, so the handles have a timeout of 0.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Files:
 
 
 def account(log: Spool, start: int = 0, field: str = "value") -> dict[int, Any]:
-    """Return the values of all records that are there by their sequences, having checked that every sequence is one or lies in a Gap."""
+    """Return the values of all records that are there by their sequences, having checked that every sequence is one or is in a Gap."""
     found: dict[int, Any] = {}
     expected = start
     for item in log.read(start, on_gap="yield"):

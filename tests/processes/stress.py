@@ -2,14 +2,14 @@
 
     python stress.py DIRECTORY SEED SECONDS [POLICY]
 
-Writers and durable readers are killed and begin a new life, or are stopped for a while wherever they stand. With the policy "block" a
+Writers and durable readers are killed and begin a new life, or are stopped for a while at any point. With the policy "block" a
 durable reader must get every record; with "overwrite" exact Gaps.
 
-Run in a process of its own so that the environment chooses the twin. It prints what happened as JSON, or dies of an AssertionError.
+Run in a process of its own so that the environment chooses the twin. It prints the result as JSON, or ends with an AssertionError.
 
-The *ledger* is kept outside the log: a writer says through a pipe which records it means to append, before, and which sequences it got,
-after. So of every record that lies in the log it is known who wrote it, and of every acknowledged one where it must be. A durable reader
-writes down what it got before it commits, and then that it did.
+The *ledger* is kept outside the log. A writer reports through a pipe which records it means to append, before an append, and their
+sequences, after it. So the writer of every record in the log is known, and the sequence of every acknowledged one. A durable reader
+notes the records that it got before it commits, and then the commit.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def read(path: Path, name: int, result: Path) -> None:
                 out.write(ITEM.pack(item.sequence, item.sequence, item.timestamp, 0, 0))
                 return
             life, number = struct.unpack_from("<II", item.value)
-            assert item.value == payload(life, number), f"reader {name}: sequence {item.sequence} has bytes that nobody wrote"
+            assert item.value == payload(life, number), f"reader {name}: sequence {item.sequence} has bytes that no writer wrote"
             assert item.key == b"%d" % life
             out.write(ITEM.pack(item.sequence, item.sequence, item.timestamp, life, number))
 
@@ -121,7 +121,7 @@ def consume(path: Path, name: int, seed: int, result: Path) -> None:
                     continue
                 is_last = item.type == END
                 life, number = (0, 0) if is_last else struct.unpack_from("<II", item.value)
-                assert is_last or item.value == payload(life, number), f"sequence {item.sequence} has bytes that nobody wrote"
+                assert is_last or item.value == payload(life, number), f"sequence {item.sequence} has bytes that no writer wrote"
                 entries.append(ITEM.pack(item.sequence, item.sequence, item.timestamp, life, number))
             os.write(out, b"".join(entries) + ITEM.pack(reader.sequence, 0, COMMITTING, 0, 0))
             os.write(out, ITEM.pack(reader.commit(), 0, COMMITTED, 0, 0))
@@ -130,7 +130,7 @@ def consume(path: Path, name: int, seed: int, result: Path) -> None:
 
 
 def open_durable(log: kvspool.Spool, name: int, out: int) -> Reader:
-    """Open the durable reader of a killed process. Its slot is free a moment later where somebody was looking at its descriptors."""
+    """Open the durable reader of a killed process. Its slot is freed a moment later if another process examines its descriptors."""
     deadline = time.monotonic() + 5
     while True:
         try:
@@ -145,12 +145,12 @@ def open_durable(log: kvspool.Spool, name: int, out: int) -> Reader:
 def _items(log: kvspool.Spool, name: int, noise: random.Random) -> Iterator[kvspool.Record | Gap]:
     if name == 0:  # as fast as it can
         yield from log.follow(0, on_gap="yield")
-    elif name == 1:  # falls behind now and then
+    elif name == 1:  # lags now and then
         for item in log.follow(0, on_gap="yield"):
             yield item
             if noise.random() < 0.001:
                 time.sleep(noise.random() * 0.05)
-    else:  # begins anew at the next sequence each time
+    else:  # starts again at the next sequence each time
         expected = 0
         while True:
             for item in log.read(expected, limit=noise.randrange(1, 600), on_gap="yield"):
@@ -177,7 +177,7 @@ def spawn(function: Callable[..., None], *args: object) -> int:
 
 
 class Ledger:
-    """What every writer said, life by life."""
+    """The reports of every writer, life by life."""
 
     def __init__(self) -> None:
         self.selector = selectors.DefaultSelector()
@@ -189,7 +189,7 @@ class Ledger:
         self.selector.register(pipe, selectors.EVENT_READ)
 
     def take(self, timeout: float) -> None:
-        """Write down what lies in the pipes; an entry is one atomic write."""
+        """Note the entries in the pipes; an entry is one atomic write."""
         for key, _ in self.selector.select(timeout):
             data = os.read(key.fd, ENTRY.size * 1000)
             if not data:
@@ -222,7 +222,7 @@ class Herd:
         self.stops = 0
         self.writers: dict[int, int] = {}  # process: life
         self.durable: dict[int, int] = {}  # process: name
-        self.stopped: dict[int, float] = {}  # process: when it goes on
+        self.stopped: dict[int, float] = {}  # process: when it continues
         self.dead_writers: set[int] = set()  # lives
         self.dead_readers = 0
 
@@ -237,7 +237,7 @@ class Herd:
         self.durable[spawn(consume, self.path, name, self.noise.randrange(1 << 30), self.results[name])] = name
 
     def strike(self) -> None:
-        """Kill somebody, or stop him for a while."""
+        """Kill a process, or stop it for a while."""
         victim = self.noise.choice([*self.writers, *self.durable])
         if self.noise.random() < 0.5:
             os.kill(victim, signal.SIGSTOP)
@@ -265,7 +265,7 @@ class Herd:
 
 
 def main(directory: Path, seed: int, seconds: float, policy: str = "overwrite") -> dict[str, object]:
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until a writer is ready to be told to stop
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until a writer is ready for the signal to stop
     noise = random.Random(seed)
     path = directory / "log"
     with kvspool.create(path, capacity=CAPACITY, policy=policy) as log:
@@ -313,7 +313,7 @@ def main(directory: Path, seed: int, seconds: float, policy: str = "overwrite") 
 
 
 def audit_durable(result: Path, last: int, ledger: Ledger, policy: str) -> tuple[int, int]:
-    """Follow a durable reader through all its lives: each goes on exactly at the last commit, or at the one that it was killed in.
+    """Follow a durable reader through all its lives: each continues exactly at the last commit, or at the one that it was killed in.
 
     Return how many Gaps it got, and how often its slot was still busy.
     """
@@ -342,8 +342,8 @@ def audit_durable(result: Path, last: int, ledger: Ledger, policy: str) -> tuple
 
 
 def audit(ledger: Ledger, killed: set[int], last: int, results: list[Path]) -> dict[str, object]:
-    """Compare what was acknowledged, what lies in the log, and what each reader accounts for."""
-    # Stored but not acknowledged: only what a killed writer was about to append when it died, from the first of its batch on.
+    """Compare the acknowledged records, the records in the log, and the ones that each reader accounts for."""
+    # Stored but not acknowledged: only records that a writer was about to append when it was killed, from the first of its batch on.
     pending = {
         life: ledger.meant[life]
         for life in killed

@@ -1,4 +1,5 @@
-"""A process killed at every opcode of what it does to a log: what it acknowledged is there, it is done or not, and the next one goes on.
+"""A process killed at every opcode of its work on a log: acknowledged records are there, the operation is done or not done, and the next
+process continues.
 
 Each operation runs once, and every state that a kill could leave is tried, torn stores too; see `crash_states`. Then some are truly killed,
 to see that they leave the states that they should. KVSPOOL_ALL_SCHEDULES=1 tears each change in many more ways, and
@@ -81,7 +82,7 @@ class Case:
 
 
 class Append(Case):
-    """Append `values` behind `before`; `append` says how."""
+    """Append `values` after `before`; `append` says how."""
 
     options: dict[str, Any] = {}
     before: list[Any] = BEFORE
@@ -171,7 +172,7 @@ class AppendArrow(Append):
 
 
 class Produce(Append):
-    """A producer's batch; whoever appends next settles what a kill has left, and when the batch comes again the rest of it is appended."""
+    """A producer's batch; the next writer resolves the state after a kill, and when the batch is sent again its rest is appended."""
 
     values = BATCH
 
@@ -266,7 +267,7 @@ class AppendForWaiting(Append):
 
     def check(self, root: Path, said: int) -> None:
         super().check(root, said)
-        # Whoever took the word rang, or was killed before it could: that costs the sleeper one look. The one who asks anew is woken.
+        # The process that took the word rang, or was killed before, which costs the sleeper one look. A sleeper that asks again is woken.
         with kvspool.open(root / "log", timeout=0) as log:
             control = log._live().control.cast("Q")
             assert control[frames.WANTED] == 0, "the check's own append took it"
@@ -280,7 +281,7 @@ class AppendForWaiting(Append):
 
 
 class Evict(Append):
-    """One durable reader is silent and is given up, another one is where the log ends."""
+    """One durable reader is silent and is evicted, another one is where the log ends."""
 
     options = {"policy": "block", "reader_expiry": 1e-9}
     values = BATCH
@@ -417,7 +418,7 @@ class Wait(Case):
 
 
 class View(Case):
-    """A record is looked at where it lies."""
+    """A record is viewed in place."""
 
     def run(self) -> None:
         with kvspool.open(self.root / "log") as log, log.view(45) as value:
@@ -563,7 +564,7 @@ class Repair(Case):
 
 
 class Resize(Case):
-    """Others have the log open; they go on in the new files or the old ones."""
+    """Other processes have the log open; they continue in the new files or the old ones."""
 
     before, after = 8192, 4096
     options: dict[str, Any] = {"codec": "keyed"}
@@ -643,7 +644,7 @@ KILLED = [AppendMany, BurstOpen, AppendNewKeys, Evict, Commit, Sync, Create, Rec
 
 @pytest.fixture
 def memory() -> Iterator[Path]:
-    """A directory that lies in memory: what a killed process leaves does not depend on a disk."""
+    """Yield a directory in memory: the state after a kill does not depend on a disk."""
     path = Path(tempfile.mkdtemp(prefix="kvspool-test-", dir="/dev/shm"))
     yield path
     shutil.rmtree(path)

@@ -1,6 +1,6 @@
-"""A disk, descriptors, memory and file sizes run out: a clear error, nothing lost, nothing left behind, and all is well once there is room.
+"""A disk, descriptors, memory and file sizes run out: a clear error, nothing lost, nothing left over, and all works once there is room.
 
-In children, so that the limits, the mounts and a death by SIGBUS are theirs.
+In children, so that the limits, the mounts and a SIGBUS affect only these.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def value_of(sequence: int) -> bytes:
 
 
 def account(items: Iterator[Record | Gap], expected: int = 0) -> tuple[int, int]:
-    """Check every record, and that each sequence is one or lies in a Gap; return what comes next and how many records there were."""
+    """Check every record, and that each sequence is one or is in a Gap; return the next sequence and the number of records."""
     count = 0
     for item in items:
         first, last = (item.first, item.last) if isinstance(item, Gap) else (item.sequence, item.sequence)
@@ -212,13 +212,13 @@ def test_files_may_not_grow(tmp_path: Path) -> None:
                 with limit(resource.RLIMIT_FSIZE, size):
                     assert "nothing is left" in refused(errno.EFBIG, lambda: kvspool.create(tmp_path / "another", capacity=2 << 20))
                     assert os.listdir(tmp_path) == ["log"]
-                    # What is there doesn't grow; only the written byte that wakes who watches by inotify may be refused.
+                    # Existing files don't grow; only the written byte that wakes inotify watchers may be refused.
                     log._live().reader(0, 0).ask_for_bell(0)
                     expected = log.stats().next_sequence
                     assert log.append(value_of(expected)) == expected
                     last = [value_of(expected + 1)]
                     if size < format.CHECKPOINTS_AT[0]:
-                        # Where no checkpoint can be written nothing counts as being on disk; but nobody is poisoned.
+                        # Where no checkpoint can be written nothing counts as being on disk; but no handle is poisoned.
                         with pytest.raises(NotDurable, match=f"sequences {expected + 1} to {expected + 1} were appended"):
                             log.append_many(last, durable=True)
                         refused(errno.EFBIG, log.sync)

@@ -77,7 +77,7 @@ def make(interpreted: None, tmp_path: Path) -> Iterator[Callable[..., Pair]]:
 
 
 def attempt(call: Callable[[], Any]) -> Callable[[], Any]:
-    """Return the call, with errors that somebody else's lock, or room, causes as its result."""
+    """Return the call, with errors that another handle's lock, or lack of room, causes as its result."""
 
     def attempted() -> Any:
         try:
@@ -97,7 +97,7 @@ def test_append_against_append(make: Callable[..., Pair]) -> None:
         (other,) = others
         got = {sequence: value for sequence, value in ((mine, b"mine"), (other, b"other")) if isinstance(sequence, int)}
         refused += isinstance(other, errors.LockTimeout)
-        assert isinstance(mine, int), "nobody holds the lock when it goes on"
+        assert isinstance(mine, int), "no handle holds the lock when it continues"
         assert sorted(got) == list(range(pair.next, pair.next + len(got)))
         for log in (pair.a, pair.b):
             found = account(log)
@@ -225,7 +225,7 @@ def test_giving_a_reader_up_against_its_commit(make: Callable[..., Pair]) -> Non
             nonlocal refused, evicted
             assert mine == place[1]
             refused += isinstance(others[0], errors.LockTimeout)
-            assert isinstance(others[0], int | errors.LockTimeout), "it is given up, or has moved on"
+            assert isinstance(others[0], int | errors.LockTimeout), "it is evicted, or has moved on"
             (listed,) = pair.b.readers()
             assert (listed.sequence, listed.expired, listed.damaged) == (mine, False, False), "whatever came first, it is waited for again"
             first = pair.b.stats().first_sequence
@@ -265,7 +265,7 @@ def test_the_appends_of_a_writer_against_an_append_of_another_handle(make: Calla
         found = account(pair.b)
         assert {sequence: value for sequence, value in found.items() if sequence >= pair.next} == got
         assert sorted(got) == list(range(pair.next, pair.next + len(got))), "dense"
-        assert pair.b.append(b"after") == pair.next + len(got), "nobody keeps the lock"
+        assert pair.b.append(b"after") == pair.next + len(got), "no handle keeps the lock"
 
     first, second = (burst, ask) if bursting_first else (ask, attempt(burst))
     count = pair.schedules(first, second, check)

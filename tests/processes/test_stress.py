@@ -30,7 +30,7 @@ def test_every_reader_accounts_for_every_sequence_while_writers_are_killed(tmp_p
         try:
             code = main.wait(120)
         finally:
-            # Whatever went wrong, none of its writers and readers stays behind.
+            # Whatever went wrong, none of its writers and readers is left running.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(main.pid, signal.SIGKILL)
             main.wait()

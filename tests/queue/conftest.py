@@ -35,7 +35,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Where a queue is to lie."""
+    """Return the path of a queue to create."""
     return tmp_path / "queue.dat"
 
 

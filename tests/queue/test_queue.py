@@ -1,4 +1,4 @@
-"""What a queue does for one process, beside what `queue.Queue` does."""
+"""A queue in one process, compared with `queue.Queue`."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ def test_a_header_that_a_killed_process_left_without_its_bytes_is_one_of_an_empt
 
 def test_who_puts_into_a_queue_before_its_maker_has_gone_on_loses_nothing(interpreted: None, make: Make, path: Path) -> None:
     class Racing(system.Port):
-        """Somebody opens the queue, and puts, as soon as its name is there."""
+        """Another handle opens the queue, and puts, as soon as its name is there."""
 
         def flush(self, fd: int) -> None:
             super().flush(fd)

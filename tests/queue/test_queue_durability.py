@@ -1,4 +1,4 @@
-"""What is on disk when: the order of flushes, one flush for all who wait, and what a flush that fails costs."""
+"""The times at which items are on disk: the order of flushes, one flush for all waiters, and the effects of a flush that fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A queue beside a deque: handles in any order, chunks so small that each entry or two fills one."""
+"""A queue compared with a deque: handles in any order, chunks so small that each entry or two fills one."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ def test_killed_at_any_opcode_it_loses_nothing_and_stops_nobody(
             assert [one.get() for _ in range(one.qsize())] == [*found[-1], b"x" * 50]
             one.close()
         left = [name for name in os.listdir(place) if not killed or name == "queue"]
-        assert left == [], "an emptied queue removes its files, but for what lies aside"
+        assert left == [], "an emptied queue removes its files, but for set-aside ones"
         shutil.rmtree(place)
         if last and not killed:
             break

@@ -107,7 +107,7 @@ def test_a_child_that_ends_leaves_the_parents_share_alone(make: Make, path: Path
 
 def test_get_sleeps_until_another_process_puts(twin: ModuleType, make: Make) -> None:
     class Counting(system.Port):
-        """Counts sleeps, and tells that somebody is about to sleep."""
+        """Counts sleeps, and reports that a caller is about to sleep."""
 
         def wait_readable(self, fd: int, timeout: float) -> bool:
             self.sleeps += 1
@@ -158,7 +158,7 @@ def test_waiting_does_without_inotify(make: Make) -> None:
 
 
 def test_a_new_header_in_the_place_of_one_that_was_waited_for_is_opened(make: Make, path: Path) -> None:
-    """Who opens a queue while its last user removes it gets the one that is there afterwards, not the removed one."""
+    """A process that opens a queue while its last user removes it gets the queue that is there afterwards, not the removed one."""
     make().close()
     fd = system.port.open(path, os.O_RDWR)
     assert system.port.try_lock(fd, queue.format.IN_USE)
@@ -285,7 +285,7 @@ def test_nothing_that_was_acknowledged_is_lost_or_comes_twice_while_processes_ar
     assert lost <= meant
     assert len(lost) <= killed_getters
     for life, number in seen:
-        assert number < about[life], "nobody put it"
+        assert number < about[life], "no process put it"
     keeper.close()
     assert not any(name == path.name for name in os.listdir(path.parent))
     os.close(read_end)

@@ -1,4 +1,4 @@
-"""The hash of a key, both twins: it is part of the format, so the same key goes to the same shard for ever."""
+"""The hash of a key, both twins: it is part of the format, so the same key goes to the same shard forever."""
 
 from __future__ import annotations
 

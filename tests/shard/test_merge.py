@@ -229,7 +229,7 @@ def test_a_follower_wakes_for_each_of_64_shards_on_one_descriptor(tmp_path: Path
 
 
 class Clock(system.Port):
-    """A clock that moves only while somebody sleeps, and says what it waited for."""
+    """A clock that moves only during sleeps, and notes how long each wait was."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -258,7 +258,7 @@ def test_a_follower_ends_after_the_timeout_without_a_record(shards: ShardSet) ->
         assert isinstance(clock, Clock)
         assert clock.time == 1001.75
         assert clock.waits == [0.5, 0.5, 0.5, 0.25]
-        # Each record starts the time anew.
+        # Each record restarts the timeout.
         shards.append("one")
         assert len(list(following)) == 1
         assert clock.time == 1003.5
@@ -337,7 +337,7 @@ def test_another_failure_of_inotify_is_raised_and_leaves_nothing_open(
 
 def test_a_queue_of_events_that_ran_over_costs_nothing(shards: ShardSet) -> None:
     class Overflowing(Clock):
-        """Tells of an overflow in place of the events."""
+        """Reports an overflow instead of the events."""
 
         def read_events(self, fd: int) -> bytes:
             super().read_events(fd)

@@ -1,4 +1,4 @@
-"""Each record of a batch is in its shard once, whatever came between, and in whatever order it comes again."""
+"""Each record of a batch is in its shard once, whatever was appended in between, and in whatever order the batch is repeated."""
 
 from __future__ import annotations
 

@@ -697,7 +697,7 @@ def test_a_follower_that_is_overrun_accounts_for_every_sequence(overrun: tuple[S
     assert expected == WRITTEN + 200
 
 
-# Looking after it.
+# Maintenance.
 
 
 def test_a_durable_append_is_on_disk_in_its_shard_and_a_synced_reader_sees_nothing_else(shards: ShardSet) -> None:
@@ -816,7 +816,7 @@ def test_parent_and_children_append_to_every_shard_at_once_and_lose_nothing(tmp_
 def test_1024_shards_are_made_and_read(tmp_path: Path) -> None:
     class Quick(system.Port):
         def flush(self, fd: int) -> None:
-            """Skip it: nobody cuts the power here."""
+            """Skip it: there are no power cuts here."""
 
     with system.replaced(Quick()):
         shards = shard.create(tmp_path / "root", prefix="p", bits=10, capacity=SMALL)
@@ -857,7 +857,7 @@ def test_a_batch_that_is_interrupted_at_any_line_says_which_parts_are_stored(tmp
 
 
 class Stubborn(Exception):
-    """What a shard raises as it is closed."""
+    """Raised by a shard as it is closed."""
 
 
 def test_all_shards_are_closed_though_some_fail_and_the_first_error_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

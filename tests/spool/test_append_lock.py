@@ -96,7 +96,7 @@ def test_handles_that_are_open_at_the_same_time_have_slots_of_their_own(ring: Ri
     assert len(slots) == 5
 
 
-# Owners that die.
+# Killed owners.
 
 
 def test_a_dead_owner_is_replaced_at_once(ring: Ring) -> None:
@@ -323,7 +323,7 @@ def test_a_waiter_gets_the_lock_of_an_owner_that_is_killed_meanwhile(log: Spool,
 
 
 def test_a_child_of_an_owner_keeps_no_slot_alive(log: Spool) -> None:
-    """The child inherits the descriptor of a lock whose owner then dies."""
+    """The child inherits the descriptor of a lock whose owner then ends."""
     read_end, write_end = os.pipe()
     hold_end, release_end = os.pipe()
 
@@ -351,7 +351,7 @@ def test_a_child_of_an_owner_keeps_no_slot_alive(log: Spool) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes PID namespaces")
 def test_owners_in_two_pid_namespaces_with_equal_pids_are_told_apart(log: Spool) -> None:
-    """Each child is process 1 of a namespace of its own; one dies with the lock, the other one lives with a slot."""
+    """Each child is process 1 of a namespace of its own; one ends while it holds the lock, the other one keeps a slot."""
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)
@@ -381,7 +381,7 @@ def test_owners_in_two_pid_namespaces_with_equal_pids_are_told_apart(log: Spool)
             mine.append(b"x")
             assert mine._live().append_lock.take()
             os.kill(os.getpid(), signal.SIGKILL)
-            os._exit(0)  # the first process of a namespace ignores its own signal: it dies here, with the lock
+            os._exit(0)  # the first process of a namespace ignores its own signal: it ends here, with the lock
 
     living = start(isolated(live))
     os.close(ends[0][1])
@@ -444,7 +444,7 @@ def test_the_bytes_of_slots_are_those_that_the_format_names(log: Spool) -> None:
     assert (format.GATE, format.WRITER_LOCKS) == (0, SLOTS_AT) == (lock_py.GATE, 65536)
 
 
-# What only a fault brings about.
+# States that only a fault can cause.
 
 
 def test_a_handle_that_was_interrupted_frees_nobody_elses_lock(ring: Ring) -> None:
@@ -497,7 +497,7 @@ def test_an_exception_out_of_a_signal_handler_at_any_opcode_leaves_the_lock_to_o
 
 
 class Interrupt(Exception):
-    """What the handler raises."""
+    """Raised by the handler."""
 
 
 def interrupted_at_opcode(number: int, codes: set[Any], holding: Any) -> bool:

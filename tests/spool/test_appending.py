@@ -63,7 +63,7 @@ def since_filled(log: Spool) -> list[bytes]:
 
 
 class Sleeping(Port):
-    """Does something in place of each sleep."""
+    """Calls a function instead of each sleep."""
 
     def __init__(self, act: Callable[[], object]) -> None:
         super().__init__()

@@ -47,4 +47,4 @@ def test_the_older_one_is_overwritten_and_a_torn_one_does_not_count() -> None:
             disk.front[at : at + len(raw)] = before
         disk.front[at : at + len(raw)] = raw
         newest = checkpoints.newest(disk.front, disk.header)[1]
-        assert (newest.tail, newest.synced) == (8 * number, 8 * number), "nothing behind the tail is known to be on disk"
+        assert (newest.tail, newest.synced) == (8 * number, 8 * number), "nothing after the tail is known to be on disk"

@@ -43,7 +43,7 @@ def drain(cursor: Cursor, take: Callable[[int], list[Record]]) -> list[Record | 
 
 
 def account(items: list[Record | Gap]) -> tuple[int, int]:
-    """Check that the items are dense and true, and return the first sequence and the one behind the last."""
+    """Check that the items are dense and true, and return the first sequence and the one after the last."""
     first = expected = items[0].first if isinstance(items[0], Gap) else items[0].sequence
     for item in items:
         if isinstance(item, Gap):

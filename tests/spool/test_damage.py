@@ -1,7 +1,7 @@
-"""A small log damaged in every way: cut off, zeroed, mixed up, of two ages, with a bit flipped, with junk behind it.
+"""A small log damaged in every way: cut off, zeroed, reordered, with parts of an older state, with a bit flipped, with junk at its end.
 
-Whoever opens, reads, appends and goes on with a durable reader gets the documented error, or true records and Gaps that account for
-every other sequence: never a wrong record. All of it happens in a child whose memory is bounded, each case under an alarm that ends it.
+Opening, reading, appending and continuing a durable reader give the documented error, or true records and Gaps that account for
+every other sequence: never a wrong record. All of it runs in a child whose memory is bounded, each case under an alarm that ends it.
 
 `tests/spool/test_spool_files.py` has the headers' bits, `tests/test_frames.py` those of a ring in plain memory. KVSPOOL_ALL_DAMAGE=1 flips
 every bit of both files; the default is one in some hundreds, others in each run.
@@ -52,7 +52,7 @@ class Sample(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What became of a damaged log: the error that ended it, the sequences read and lost, what a new record's append and read gave."""
+    """The results of a damaged log: the error that ended it, the sequences read and lost, and those of a new record's append and read."""
 
     error: str
     read: list[int]
@@ -93,7 +93,7 @@ def sample(samples: list[Sample]) -> Sample:
 
 
 def use(path: Path) -> Outcome:
-    """Open the log, read it from its oldest record and from the start, append, read that, go on with the durable reader."""
+    """Open the log, read it from its oldest record and from the start, append, read that, continue the durable reader."""
     read: list[int] = []
     lost: list[int] = []
     appended: list[int] = []
@@ -115,7 +115,7 @@ def use(path: Path) -> Outcome:
 
 
 def check(items: Iterator[Record | Gap], expected: int | None, read: list[int], lost: list[int]) -> None:
-    """Every record is what was appended under its sequence; every sequence in between lies in a Gap, and in one only."""
+    """Check that every record is the one appended with its sequence, and that every sequence in between is in exactly one Gap."""
     for item in items:
         first, last = (item.first, item.last) if isinstance(item, Gap) else (item.sequence, item.sequence)
         assert expected is None or first == expected, f"{first} came where {expected} was due"
@@ -132,7 +132,7 @@ def check(items: Iterator[Record | Gap], expected: int | None, read: list[int], 
 def bounded(path: Path, cases: Iterable[tuple[str, Callable[[], None]]], judge: Callable[[str, Outcome], None]) -> Counter[str]:
     """In a child with bounded memory: do each damage to a fresh copy, use the log, judge; return how often which error came.
 
-    A case that takes too long ends the child by SIGALRM, one that touches what is not there by SIGBUS or SIGSEGV; then its name is told.
+    A case that takes too long ends the child by SIGALRM, one that touches missing memory by SIGBUS or SIGSEGV; then its name is reported.
     """
     name_of_case = path.with_suffix(".case")
 
@@ -233,7 +233,7 @@ def test_junk_behind_the_end_means_nothing(damaged: Damaged, sample: Sample, nam
 
 
 def frames_of(sample: Sample) -> dict[int, range]:
-    """Return where in spool.dat the bytes of each record lie that its checksum covers."""
+    """Return the range in spool.dat that the checksum of each record covers."""
     data = sample.files[format.DATA_FILE]
     found = {}
     for at in range(format.DATA_START, len(data) - 31, 8):

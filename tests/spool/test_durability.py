@@ -37,7 +37,7 @@ def large(tmp_path: Path) -> Iterator[Spool]:
 
 
 class Flushes(ClockPort):
-    """Notes where checkpoints are written and which files are flushed; the clock stands still."""
+    """Notes where checkpoints are written and which files are flushed; the clock does not move."""
 
     def __init__(self) -> None:
         super().__init__(SECOND)
@@ -291,7 +291,7 @@ def test_a_forked_child_has_no_thread_until_it_appends(tmp_path: Path) -> None:
 @pytest.mark.parametrize("every", [False, True], ids=["once", "persistent"])
 @pytest.mark.parametrize("nth", [1, 2, 3])
 def test_a_flush_that_fails_is_nobodys_success(large: Spool, nth: int, every: bool) -> None:
-    """The kernel reports a failure once: whoever asks later must get it from the log."""
+    """The kernel reports a failure once: later callers must get it from the log."""
     acknowledged = 0
     with kvspool.open(large.path) as other, system.replaced(FailingPort(nth, errno.EIO, ("flush_data",), every)):
         with pytest.raises(errors.Poisoned) as caught:
@@ -509,7 +509,7 @@ def test_killed_in_the_midst_of_a_flush_the_lock_is_free_and_others_go_on(log: S
 
 
 class Flushing(system.Port):
-    """Says when a flush of the records begins, and does then what it is told."""
+    """Reports the begin of a flush of the records, and then calls a function."""
 
     def __init__(self, begun: Any, act: Callable[[], object]) -> None:
         self.begun, self.act = begun, act
@@ -537,7 +537,7 @@ def _wait_for_sleepers(log: Spool, count: int) -> None:
 
 @pytest.mark.parametrize("end", ["killed", "stopped and killed", "stopped and continued", "failing"])
 def test_followers_never_sleep_on_when_their_leader_is_gone(large: Spool, end: str) -> None:
-    """A leader dies, stands still or fails in the midst of a flush while others, in processes and in a thread, wait for it."""
+    """A leader is killed, is stopped or fails during a flush while others, in processes and in a thread, wait for it."""
     context = multiprocessing.get_context("fork")
     begun, fail, results = context.Event(), context.Event(), context.SimpleQueue()
 
@@ -554,7 +554,7 @@ def test_followers_never_sleep_on_when_their_leader_is_gone(large: Spool, end: s
     for count, follower in enumerate([*followers, thread], 2):
         follower.start()
         _wait_for_sleepers(large, count)  # one by one: interpreted, two who come at once may count as one
-    assert results.empty() and thread_results.empty(), "nobody returns before a flush has ended"
+    assert results.empty() and thread_results.empty(), "no append returns before a flush has ended"
     assert leader.pid is not None
     if end.startswith("stopped"):
         os.kill(leader.pid, signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""Following from an event loop: what a thread would get, while the loop goes on; and nothing is left behind."""
+"""Following from an event loop: the records that a thread would get, while the loop continues to run; and nothing is left over."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def asleep(log: Spool) -> None:
-    """Return when somebody has asked to be woken by inotify, and the loop is about to sleep."""
+    """Return when a follower has asked for a wake-up by inotify, and the loop is about to sleep."""
     assert log._files is not None
     while not log._files.control[WANTED]:
         await asyncio.sleep(0.001)

@@ -89,7 +89,7 @@ def test_the_golden_log_is_written_byte_for_byte(tmp_path: Path) -> None:
     for name in (format.CONTROL_FILE, format.DATA_FILE):
         found = (tmp_path / "log" / name).read_bytes()
         if name == format.CONTROL_FILE:
-            # The rates go by the clock; tests of theirs set it.
+            # The rates depend on the clock; their own tests set it.
             found = found[: format.RATES_AT] + bytes(format.SLOTS_AT - format.RATES_AT) + found[format.SLOTS_AT :]
         assert dump(found) == dump(load(GOLDEN[name], len(found))), name
 

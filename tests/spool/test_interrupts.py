@@ -1,4 +1,4 @@
-"""What comes in between: exceptions out of signal handlers, other threads, a wake-up that fails. It costs nobody a record or a lock."""
+"""Interruptions: exceptions from signal handlers, other threads, a wake-up that fails. No record and no lock is lost."""
 
 from __future__ import annotations
 

@@ -24,11 +24,11 @@ SIZE = format.INDEX_AT - format.KEYS_AT
 
 
 class Killed(BaseException):
-    """The writer died."""
+    """The writer was killed."""
 
 
 class Memory:
-    """Memory that dies before the n-th store of at most 8 bytes; 0: never."""
+    """Memory that raises `Killed` before the n-th store of at most 8 bytes; 0: never."""
 
     def __init__(self, view: memoryview, state: list[int]) -> None:
         self.view = view
@@ -300,7 +300,7 @@ def test_many_processes_add_keys_at_once(path: Path) -> None:
 
 
 def killed_at(nth: int, operation: Callable[[], object]) -> bool:
-    """Run the operation in a child that dies at its n-th call to the system; return whether it came that far."""
+    """Run the operation in a child that is killed at its n-th call to the system; return whether there was one."""
 
     class Dying(system.Port):
         left = nth

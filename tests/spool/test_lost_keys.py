@@ -283,7 +283,7 @@ def test_records_that_are_copied_out_around_a_recovery_have_their_own_keys(tmp_p
         copies = [copied(log)]
 
         def make(sequence: int, *fields: Any, **options: Any) -> Record:
-            """Let the log be recovered in the midst of the first copying of record 1."""
+            """Let the log be recovered during the first copying of record 1."""
             if copies and sequence == 1:
                 copy = copies.pop()
                 if not is_overwritten:
@@ -339,7 +339,7 @@ def test_a_follower_that_sleeps_in_another_process_reads_with_the_right_keys_aft
 
 
 class Interrupting(system.Port):
-    """Does something in the midst of the first flush."""
+    """Calls a function during the first flush."""
 
     def __init__(self, work: Callable[[], None]) -> None:
         self.work: Callable[[], None] | None = work

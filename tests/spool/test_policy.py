@@ -1,4 +1,4 @@
-"""What a writer does with a full ring: overwrite, block, raise; and whom it waits for, for how long."""
+"""A writer's policies for a full ring: overwrite, block, raise; and the readers that it waits for, and for how long."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class ClockPort(system.Port):
 
 @pytest.fixture
 def clock(interpreted: None) -> Iterator[ClockPort]:
-    """A clock that stands still; the loops are interpreted, since the compiled ones take the time straight from the system."""
+    """Yield a clock that does not move; the loops are interpreted, since the compiled ones take the time directly from the system."""
     with system.replaced(ClockPort()) as port:
         yield port  # type: ignore[misc]
 
@@ -182,7 +182,7 @@ def test_arrow_batches_wait_as_well(make: Callable[..., Spool]) -> None:
 
 def test_a_reader_that_comes_later_or_goes_back_is_waited_for(make: Callable[..., Spool]) -> None:
     log = make("raise")
-    log.append_many([VALUE] * 50)  # nobody to wait for: this handle has looked
+    log.append_many([VALUE] * 50)  # no reader to wait for: this handle has looked
     with log.reader("late", start=40) as late:
         kept = [record.sequence for record in late.read()]
         assert kept == list(range(40, 50))

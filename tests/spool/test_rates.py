@@ -27,7 +27,7 @@ FRAME = 136  # bytes that a value of 100 takes
 
 
 class Clock(system.Port):
-    """A clock that stands still until it is set; `waits` many sleeps end with Ctrl-C."""
+    """A clock that does not move until it is set; `waits` many sleeps end with Ctrl-C."""
 
     def __init__(self, seconds: float = START, waits: int = 0) -> None:
         super().__init__()

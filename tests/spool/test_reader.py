@@ -101,7 +101,7 @@ def test_a_killed_holder_frees_the_name_and_keeps_the_commit(spool: Spool, holde
 
 
 class Lingering(system.Port):
-    """The lock of a reader stays for some more looks, as while somebody looks at the descriptors of its holder."""
+    """The lock of a reader stays for some more looks, as while another process examines the descriptors of its holder."""
 
     def __init__(self, looks: int) -> None:
         super().__init__()
@@ -364,7 +364,7 @@ def test_after_close(spool: Spool) -> None:
 def test_readers_leave_no_descriptor_behind(spool: Spool) -> None:
     spool.append(b"x")
     spool.reader("warm").close()
-    gc.collect()  # what other tests left must not go in the midst of this one
+    gc.collect()  # objects of other tests must not be collected during this one
     before = sorted(os.listdir("/proc/self/fd"))
     for _ in range(3):
         with spool.reader("r") as reader:

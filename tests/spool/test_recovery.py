@@ -89,7 +89,7 @@ def test_every_flipped_bit_costs_the_record_it_lies_in_and_no_other(twin: Module
         assert {0, 1, 2} - got <= {(bit >> 3) // frame}, bit
         at = bit // 8 // frame * frame
         if bytes(disk.ring[at : at + 8]) != before[at : at + 8]:
-            assert before[at : at + 4] > bytes([frame, 0, 0, 0]), "it would reach over what stands behind it"
+            assert before[at : at + 4] > bytes([frame, 0, 0, 0]), "it would overlap the frame after it"
             before = before[:at] + bytes(8) + before[at + 8 :]
         assert bytes(disk.ring) == before, "what is damaged is left as it is"
 
@@ -157,7 +157,7 @@ def test_records_past_a_checkpoint_bring_up_no_frames_behind_a_pad(twin: ModuleT
     tail, ring = disk.reader(0, 0).mark()[0] % 4096, bytes(disk.ring)
     put(disk, [b"y" * 900])
     put(disk, [b"y"])
-    disk.ring[tail + frames.HEADER :] = ring[tail + frames.HEADER :]  # the zeros behind the pad's header did not come to the disk
+    disk.ring[tail + frames.HEADER :] = ring[tail + frames.HEADER :]  # the zeros after the pad's header did not reach the disk
     there = disk.copy(twin)
     found = recovery.recover(there, BOOT, 1)
     assert found is not None and found.damaged == []
@@ -520,7 +520,7 @@ def test_a_durable_reader_behind_goes_on_at_its_record(tmp_path: Path) -> None:
                 list(reader.read(limit=1 if lap == 39 else None))
                 reader.commit()
         expected = list(log.read(79))
-    # No sync: there is no checkpoint, and positions begin anew.
+    # No sync: there is no checkpoint, and positions start again.
     with system.replaced(Rebooted()), kvspool.open(tmp_path / "log") as log, log.reader("one") as reader:
         assert log.recovery is not None and log.recovery.checkpoint == "none"
         assert list(reader.read(limit=1)) == expected[:1]

@@ -1,4 +1,4 @@
-"""A log that changes its size while it is in use: nobody notices but by a Gap, and no crash costs a record."""
+"""A log that changes its size while it is in use: processes notice only a Gap, and no crash costs a record."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_in_a_smaller_ring_the_newest_records_stay_and_readers_are_told_of_the_o
         assert list(behind.read(on_gap="yield")) == [gap, *kept]
         assert [record.sequence for record in ahead.read()] == list(range(690, 700))
         assert next(log.read(5, on_gap="yield")) == Gap(5, gap.last, "resized", str(log.path))
-    # What it had come to is still in the old memory.
+    # The records that it had reached are still in the old memory.
     assert [item.sequence for item in following] == list(range(3, 700))
     log.append_many([bytes(100)] * 20)
     assert next(log.read(5, on_gap="yield")).reason == "overrun"

@@ -24,7 +24,7 @@ CAPACITY = 65536
 
 
 class SameStart(ReadOnly):
-    """A user who may only read, in the same start of the machine."""
+    """A user without permission to write, in the same start of the machine."""
 
     def boot_id(self) -> bytes:
         return system.Port.boot_id(self)
@@ -66,7 +66,7 @@ def under_the_same_number(copy: Path, target: Path) -> None:
 
 
 def kept(log: Spool) -> list[int]:
-    """Return the sequences of the records that are there; those that a recovery leaves out are a Gap behind them."""
+    """Return the sequences of the records that are there; those that a recovery leaves out are a Gap after them."""
     return [record.sequence for record in log.read(on_gap="skip")]
 
 

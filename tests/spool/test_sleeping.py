@@ -101,7 +101,7 @@ def test_a_sleeper_is_woken_by_the_ring_alone(patient: None, log: Spool, append:
             getattr(log, append)(value if append == "append" else [value])
         thread.join()
     assert [record.value for record in got] == [b"0", b"1", b"2"]
-    assert word(log, frames.WANTED) == 0, "the next append has nobody to wake"
+    assert word(log, frames.WANTED) == 0, "the next append has no process to wake"
 
 
 def test_a_sleeper_that_another_thread_closes_wakes_up_and_is_over(patient: None, log: Spool) -> None:
@@ -168,7 +168,7 @@ def test_who_dozes_is_told_exactly_what_was_overwritten_meanwhile(patient: None,
         if TWIN != "compiled":  # a sleep that this port sees
             log._live().reader(0, 0).rouse()
         assert port.is_asleep.wait(30)  # type: ignore[attr-defined]
-        control[frames.WANTED * 8 + frames.SLEEPS] = 0  # nobody wakes it before all of that is written
+        control[frames.WANTED * 8 + frames.SLEEPS] = 0  # no append wakes it before all of that is written
         last = log.append_many([bytes(1000)] * 200)[-1]
         first = log.stats().first_sequence
         control[frames.WANTED * 8 + frames.SLEEPS] = 1
@@ -347,7 +347,7 @@ def test_whatever_the_words_say_no_record_is_lost(log: Spool, rings: int) -> Non
         await_sleeper(log)
         log.append(b"0")
         await_sleeper(log)
-        words[frames.WANTED] = 0  # nobody is to be woken: then the sleeper looks by itself
+        words[frames.WANTED] = 0  # no wake-up is asked for: then the sleeper looks again after a while
         log.append(b"1")
         thread.join()
         words.release()

@@ -18,11 +18,11 @@ FIRST = format.SLOTS_AT
 
 
 class Killed(Exception):
-    """The process died before a store."""
+    """The process was killed before a store."""
 
 
 class Mortal:
-    """Memory that counts its stores, and dies before one of them."""
+    """Memory that counts its stores, and raises `Killed` before one of them."""
 
     def __init__(self, view: memoryview, before: Callable[[], None]) -> None:
         self.view = view
@@ -135,7 +135,7 @@ def test_generations_begin_anew_after_2_to_the_32(control: memoryview) -> None:
     commit = slot.take(NAME, (0, 0), 1)._replace(generation=2**32 - 3)
     for at in range(6):
         commit = slot.move((8 * at, at), 1, commit)
-        assert at == 0 or slot.commit() == commit  # the first one leaves the commit 1 beside it
+        assert at == 0 or slot.commit() == commit  # the first one leaves the commit 1 next to it
     assert commit.generation == 3
 
 

@@ -616,7 +616,7 @@ def test_a_failed_flush_poisons_the_log_for_every_writer_and_for_no_reader(log: 
         third.append(b"x")
 
 
-# Looking after it.
+# Maintenance.
 
 
 def test_the_stats_of_an_empty_log(log: Spool) -> None:

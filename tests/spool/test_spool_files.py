@@ -33,7 +33,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def public_path() -> Iterator[Path]:
-    """A spool of 4096 bytes where another user can come, who may read it and not write."""
+    """Yield a spool of 4096 bytes that another user can reach, with permission to read it but not to write."""
     folder = Path(tempfile.mkdtemp())
     with kvspool.create(folder / "log", capacity=4096, mode=0o644) as log:
         log.append_many([b"one", b"two", b"three"])

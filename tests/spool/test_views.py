@@ -1,4 +1,4 @@
-"""A record's value where it lies: nobody overwrites it, and nobody who pinned it and died stops anybody."""
+"""A view of a record in the ring: no writer overwrites it, and a killed process that had pinned it stops no other process."""
 
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ def test_a_hostile_word_costs_only_system_calls(interpreted: None, log: Spool) -
         assert 6 <= asked <= 24
         asked = 0
         log.append(bytes(900))
-        assert asked == 0, "nobody pays for what nobody does"
+        assert asked == 0, "without views appends have no extra cost"
 
 
 def test_a_log_that_was_resized_or_deleted(log: Spool) -> None:

@@ -42,7 +42,7 @@ def threads() -> int:
     return len(os.listdir("/proc/self/task"))
 
 
-# What is appended.
+# Appended values.
 
 
 def test_each_record_is_there_for_others_when_its_append_returns(log: Spool) -> None:
@@ -179,7 +179,7 @@ def test_each_of_four_processes_gets_its_records_in(log: Spool) -> None:
     assert {record.sequence: record.value for record in followed} == written
 
 
-# Holders that die, stop or fork.
+# Holders that are killed, are stopped or fork.
 
 
 def hold(path: Path, said: int) -> None:
@@ -191,7 +191,7 @@ def hold(path: Path, said: int) -> None:
 
 @pytest.fixture
 def holder(log: Spool) -> Iterator[Any]:
-    """A child in the midst of a burst, and the pipe with the sequences that it got."""
+    """Yield a child during a burst, and the pipe with the sequences that it got."""
     read_end, write_end = os.pipe()
     child = start(lambda: hold(log.path, write_end))
     os.close(write_end)

@@ -1,23 +1,25 @@
 #!/usr/bin/env python3
 """Crash a machine many times, in memory, and see whether a spool recovers from each crash.
 
-A random workload runs the real code on a small spool whose memory records every store: appends of all sizes, syncs and durable appends
-with others in their midst, writers and flushers that are killed, several laps, durable readers that commit, all policies, the keyed
-codec, and resizes, with all that in their midst, some of them killed too. Then disks are made up as a crash could have left them: each page
-(or sector) of both files at any of the versions it had since its file was last flushed; and between the exchange of two pairs and the flush
-of their directory, either pair. Flushes fail, of a sync and of a recovery: pages that were not written then count as clean, and only a new
-store makes the kernel write them. A repair follows, of a control block that may be damaged too; it is killed now and then, and run again.
-Each image is recovered and compared with what was appended:
+A random workload runs the real code on a small spool whose memory records every store. It makes appends of all sizes, and syncs and
+durable appends with other appends during them. Writers and flushers are killed. The ring wraps several times, and durable readers commit.
+All policies, the keyed codec and resizes are used; all of the above happens during resizes, too, and some of them are killed.
 
-  - every record before the last completed sync is there, unless the policy had given it up by then;
-  - no record is there that was not appended, none with other bytes, and keyed values can be decoded; only in place of a record that
-    was not synced may one stand that a killed writer had put there and not published;
-  - sequences ascend, and those that are missing are reported as Gaps: every account adds up;
-  - no number that was ever visible is given out again;
-  - a durable reader goes on at a sequence that it had committed since the last flush, and gets all that is kept from there on;
-  - no frame that is not kept could be found again, and a second look finds the same.
+Then disks are composed as a crash could have left them. Each page (or sector) of both files has any of the versions since the last flush of
+its file. Between the exchange of two pairs of files and the flush of their directory, either pair may remain. Flushes of a sync or a
+recovery fail. Pages that were not written then count as clean, and only a new store makes the kernel write them. A repair follows, of a
+control block that may be damaged too; it is killed now and then, and run again. Each image is recovered and compared with the appended
+records:
 
-A recovered disk is then used on, and crashes again, up to four times: during its recovery, too.
+  - every record before the last completed sync is there, unless the policy had evicted it by then;
+  - every record was appended, with these bytes, and keyed values can be decoded. Only instead of a record that was not synced may there be
+    one that a killed writer had stored and not published;
+  - sequences ascend, and missing ones are reported as Gaps: every account adds up;
+  - no sequence that was ever visible is assigned again;
+  - a durable reader continues at a sequence that it had committed since the last flush, and gets all kept records from there on;
+  - no frame that is not kept could be found again, and a second recovery finds the same.
+
+A recovered disk is used again, and crashes again, up to four times, also during its recovery.
 """
 
 from __future__ import annotations
@@ -56,9 +58,9 @@ RECORDS = 70  # at most, in one life of the machine
 IMAGES = 120  # of each life
 LIVES = 4  # of one disk
 NEVER = 1 << 62
-PAGE = 4096  # bytes that the kernel takes for dirty or clean
+PAGE = 4096  # bytes that the kernel treats as dirty or clean
 READERS = (b"one", b"two")
-DATA, CONTROL = 1000, 1001  # in place of descriptors
+DATA, CONTROL = 1000, 1001  # instead of descriptors
 
 
 class File:
@@ -200,11 +202,11 @@ class Disk:
         return self.twin.FrameWriter(self.ring, self.control, self.seed, None, memoryview(holder), self.policy != 0, 0, front=self.front)
 
     def is_in_place(self) -> bool:
-        """Return whether the log lies in these files."""
+        """Return whether the log is in these files."""
         return not self.is_replaced
 
     def wake(self) -> None:
-        """Wake who sleeps on inotify: nobody does."""
+        """Wake sleepers on inotify: there are none."""
 
     def read(self, place: tuple[int, int] | None = None) -> list[Any]:
         """Return the records and Gaps from a place on, by default from the oldest."""
@@ -245,7 +247,9 @@ def blank(capacity: int, policy: int = 0, boot: bytes = bytes(16), log_id: bytes
 
 
 class Recording:
-    """The files of one pair, in memory that records every store. The log lies in them from `exchanged` on, surely from `settled` on."""
+    """The two files of a spool, in memory that records every store. They may be the log's from `exchanged` on, and are from
+    `settled` on.
+    """
 
     def __init__(self, disk: Disk, unit: int, clock: list[int]) -> None:
         self.clock = clock
@@ -272,7 +276,7 @@ class Killed(BaseException):
 
 
 class Resizing(resize._Resizing):
-    """A resize without locks, since nobody else is there but by `life`."""
+    """A resize without locks: only `life` uses the files."""
 
     def __init__(self, life: Life, new: Recording) -> None:
         super().__init__(life.disk, new.disk)  # type: ignore[arg-type]
@@ -286,7 +290,7 @@ class Resizing(resize._Resizing):
 
 
 class Machine(system.Port):
-    """What a resize asks of the system."""
+    """The calls of a resize to the system."""
 
     def __init__(self, life: Life, new: Recording) -> None:
         self.life, self.new = life, new
@@ -311,7 +315,7 @@ class Machine(system.Port):
         self.life.exchange(self.new)
 
     def open(self, path: Any, flags: int, mode: int = 0) -> int:  # type: ignore[override]
-        """Open a real directory in place of the one that holds the log."""
+        """Open a real directory instead of the log's."""
         self.directory = os.open(os.sep, os.O_RDONLY)
         return self.directory
 
@@ -325,14 +329,14 @@ def boot_id(number: int) -> bytes:
 
 
 class History:
-    """What was appended, seen, synced and committed in all lives of a disk, and when in this one."""
+    """The appends, reads, syncs and commits in all lives of a disk, and their times in this one."""
 
     def __init__(self) -> None:
         self.values: dict[int, tuple[bytes, Any]] = {}  # by sequence: the stored bytes, and what was meant where they are keyed
         self.unpublished: dict[int, set[bytes]] = {}  # by sequence: what killed writers had put there
         self.seen: list[tuple[int, int]] = [(0, 0)]  # when, and the sequence below which every number was given out
         self.safe: list[tuple[int, frozenset[int]]] = [(0, frozenset())]  # when, and the sequences that were on disk then
-        self.least: list[tuple[int, int]] = [(0, 0)]  # when, and the oldest sequence that was not given up
+        self.least: list[tuple[int, int]] = [(0, 0)]  # when, and the oldest sequence that was not evicted
         self.commits: dict[bytes, list[tuple[int, int]]] = {name: [] for name in READERS}  # when, and the sequence
 
     @staticmethod
@@ -383,7 +387,7 @@ class Life:
         self._work()
 
     def _lie_in(self, recording: Recording) -> None:
-        """Go on in these files."""
+        """Continue in these files."""
         self.recordings.append(recording)
         self.front, self.ring, self.control = recording.files
         self.disk = recording.disk
@@ -425,7 +429,7 @@ class Life:
             disk.flush_data, disk.flush_control = data, control
 
     def _adopt(self) -> None:
-        """What a killed writer had put and the crash has brought up is a record from now on."""
+        """Count a killed writer's frame that the crash has made visible as a record from now on."""
         for item in self.disk.read():
             if not isinstance(item, Gap) and item.value in self.history.unpublished.get(item.sequence, ()):
                 self.history.values[item.sequence] = item.value, None
@@ -503,7 +507,7 @@ class Life:
             words[frames_py.MOVED] = 0
 
     def _resize(self, owed: dict[bytes, set[int]]) -> None:
-        """Put another pair in the place of this one, by the real code, while others go on; now and then it is killed."""
+        """Replace these files by another two, by the real code, while others continue; now and then it is killed."""
         self._stay()
         began = self.clock[0]
         found = epochs.newest(self.disk.control, self.disk.header.log_id)
@@ -537,12 +541,12 @@ class Life:
         self.resizes.append((began, self.clock[0]))
 
     def _let_die(self, resizing: Resizing) -> None:
-        """What a process that was killed could not take back."""
+        """The leftovers of a killed process."""
         if resizing.is_alone:
             self.disk.control.cast("Q")[frames_py.MOVED] = 1
 
     def exchange(self, new: Recording) -> None:
-        """Let the new pair take the place of the old one. What has no room in it is given up; a crash may bring back the old one, too."""
+        """Replace the old files by the new ones. Records without room there are evicted; a crash may restore the old files, too."""
         self.clock[0] += 1
         new.exchanged, new.settled = self.clock[0], NEVER
         before = self.disk
@@ -571,7 +575,7 @@ class Life:
             part.flush()
 
     def _sync(self, owed: dict[bytes, set[int]]) -> None:
-        """As `Flusher` does it, with writers that go on meanwhile; half of them for a durable append, which leaves spool.ctl alone."""
+        """Flush as the spool's flusher does, while writers continue. A durable append, half of the time, leaves spool.ctl alone."""
         kept = self.disk.kept()
         reader = self.disk.reader(0, 0)
         state, synced = checkpoints.state(reader), reader.word(format.SYNCED)
@@ -620,7 +624,7 @@ class Life:
             owed[name] = {sequence for sequence in self.disk.kept() if sequence >= commit.sequence}
 
     def _is_in_order(self) -> bool:
-        """Return whether a writer may go on."""
+        """Return whether a writer may continue."""
         return epochs.is_true(self.disk.control, self.disk.header.log_id, boot_id(self.number)) and _makes_sense(
             self.disk.reader(0, 0)
         )
@@ -724,9 +728,9 @@ def joined(runs: list[FrameRun]) -> list[list[int]]:
 
 
 def account(items: list[Any], first: int, end: int, history: History) -> tuple[set[int], set[int]]:
-    """Return which sequences were read, and those with what was never published.
+    """Return the sequences that were read, and those with records that were never published.
 
-    Everything from `first` to `end` must be a record that was appended, or lie in a Gap.
+    Every sequence from `first` to `end` must be an appended record, or be in a Gap.
     """
     got: set[int] = set()
     brought_up: set[int] = set()

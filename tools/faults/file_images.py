@@ -1,16 +1,15 @@
 #!/usr/bin/env python3
 """Crash a machine that runs the real code on real files, and see whether the log and its list of producers recover.
 
-`crash_images.py` records the stores of the interpreted twin, to a spool in memory. This one takes the compiled twin as it is: a child runs
-appends, batches of producers and syncs, and stops after each instruction of the machine. Wherever an instruction of the compiled loops, of
-libc or of the kernel has changed spool.dat, spool.ctl or `producers`, the pages (or sectors) that changed are new versions. An image has
-each page of the three files at any version since the last flush of that file. Each image is opened as after a restart, and compared with
-what the child had done by then:
+`crash_images.py` records the stores of the interpreted twin, to a spool in memory. This program takes the compiled twin as it is. A child
+runs appends, batches of producers and syncs, and stops after each instruction of the machine. An instruction of the compiled loops, of libc
+or of the kernel may change spool.dat, spool.ctl or `producers`. The changed pages (or sectors) are then new versions. An image has each
+page of the three files at any version since the last flush of that file. Each image is opened as after a restart, and compared with the
+completed calls of the child:
 
-  - every record that a completed sync or durable append covers is there, and no record that was not appended, or comes twice;
-  - what the list of producers says is there in full is there;
-  - a durable batch that comes again after the restart is there exactly once: no record is missing or doubled, and so it stays when it
-    comes once more.
+  - every record that a completed sync or durable append covers is there, every record was appended, and none is there twice;
+  - every batch that the list of producers reports as complete is there;
+  - a durable batch that is repeated after the restart is there exactly once: no record is missing or doubled, also after another repeat.
 
 Nothing is overwritten in these runs: rings are large enough. It needs Linux on x86-64, and may trace its own child.
 """
@@ -115,14 +114,14 @@ class Counting(system.Port):
 
 
 class Restarted(system.Port):
-    """The machine, started anew."""
+    """The machine after a restart."""
 
     def boot_id(self) -> bytes:
         return bytes(range(16))
 
 
 class Recording:
-    """What a child stored while it made the calls: every version of each unit of the files, and when each was flushed."""
+    """The stores of a child during the calls: every version of each unit of the files, and when each was flushed."""
 
     def __init__(self, root: Path, steps: list[Step], unit: int, *, by_opcodes: bool = False) -> None:
         """Run it. by_opcodes: look before each opcode of Python, in this process, which is quicker. Raises Unsteppable."""
@@ -267,7 +266,7 @@ class Recording:
             return " ".join(self._again(log, name, begun) for name in PRODUCERS)
 
     def _again(self, log: Spool, name: str, begun: list[Step]) -> str:
-        """Let the last batch of a producer come again, as its client would after a restart."""
+        """Repeat the last batch of a producer, as its client would after a restart."""
         batches = {step.batch: step for step in begun if step.producer == name}
         producer = log.producer(name)
         there, last = values_of(log), producer.last
@@ -293,7 +292,7 @@ class Recording:
 
 
 def _code(process: int) -> list[tuple[int, int]]:
-    """Return where the code of the compiled loops, of libc and of the kernel's page lies in a process, in order."""
+    """Return the addresses of the compiled loops, of libc and of the kernel's page in a process, in order."""
     found = []
     for line in Path(f"/proc/{process}/maps").read_text(encoding="utf-8").splitlines():
         fields = line.split()
@@ -310,7 +309,7 @@ def values_of(log: Spool) -> Counter[bytes]:
 
 
 class Done(NamedTuple):
-    """What a campaign did."""
+    """The counts of a campaign."""
 
     images: int
     recordings: int

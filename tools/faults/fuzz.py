@@ -1,4 +1,4 @@
-"""Feed the parsers whatever atheris thinks of: they may refuse it with an error of ours, and nothing else.
+"""Feed the parsers any input of atheris: they may refuse it with an error of this project, and nothing else.
 
     .venv/bin/python tools/faults/fuzz.py TARGET[,TARGET...] SECONDS [CORPUS]
 
@@ -47,7 +47,7 @@ CHANGED = 256  # bytes of the control block that an input sets, from 256 on
 EXPECTED = (errors.KvspoolError, ValueError)
 GOLDENS = Path(__file__).parents[2] / "tests" / "formats"
 
-frames.TRIES = 1  # nobody changes these slots meanwhile; a hundred looks at each unsound one took nearly all of the time
+frames.TRIES = 1  # no process changes these slots meanwhile; a hundred looks at each unsound one took nearly all of the time
 
 
 def memory(data: bytes) -> tuple[memoryview, memoryview]:

@@ -3,23 +3,23 @@
 
     python tools/faults/journal_images.py --images N [--seed SEED] [--format sej]
 
-A random workload runs the real code on small segments: appends of all sizes, batches over segments, syncs and durable appends, durable
-readers that commit, trims, and a writer that dies with a part of a record written. Every call that changes a file or a name is noted, and
-every flush. Then disks are made up as a power cut could have left them:
+A random workload runs the real code on small segments. It makes appends of all sizes, batches over segments, syncs and durable appends,
+commits of durable readers, and trims. A writer crashes with a part of a record written. Every call that changes a file or a name is noted,
+and every flush. Then disks are composed as a power failure could have left them:
 
-  - of a file: what was flushed is there; of what was appended since, a beginning of any length, behind that nothing, or zeros up to a later
-    length; of what was replaced in its midst, the old or the new bytes; a length that was cut since, either;
-  - of a directory: names that were made, replaced or removed since its last flush are as they were before, or after, each first part of
-    these changes.
+  - of a file: flushed bytes are there. Of bytes that were appended since, there is a first part of any length; after that nothing, or zeros
+    up to a later length. Of replaced bytes, the old or the new ones. Of a file that was cut since, either length;
+  - of a directory: names that were created, replaced or removed since its last flush are as before, or as after, any first part of these
+    changes.
 
-Each one is opened in another run of the machine, and compared with what was appended:
+Each one is opened in another run of the machine, and compared with the appended records:
 
   - every record before the last completed sync is there, with its bytes, unless it was trimmed; sequences have no hole;
-  - a durable reader stands where it had committed last, or has begun to, and never ahead of the records that are there, whoever comes
-    first, the reader or a writer;
-  - the next append goes on, is read back, and what is there then is there after one more start of the machine.
+  - a durable reader is at its last commit, or at one that it had begun. It is never ahead of the present records, no matter whether it or a
+    writer opens the journal first;
+  - the next append continues and is read back. All records of that moment are there after one more start of the machine.
 
-A format without checksums can't know zeros, or an old byte, in the midst of a record that was not synced: there only the length is known.
+A format without checksums can't detect zeros, or an old byte, within a record that was not synced: only its length is known.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ READERS = ("one", "two")
 
 
 class File:
-    """What became of one file: each content that it had, since when, and when it was flushed."""
+    """The history of one file: each of its contents, since when, and when it was flushed."""
 
     def __init__(self, clock: int, content: bytes = b"") -> None:
         self.contents = [(clock, content)]
@@ -268,7 +268,7 @@ class Life:
 
 
 class Wrong(Exception):
-    """What a recovery has not kept."""
+    """The records that a recovery has not kept."""
 
 
 def check(life: Life, root: Path, when: int, choose: random.Random, counts: Counter[str]) -> None:
@@ -292,7 +292,7 @@ def check(life: Life, root: Path, when: int, choose: random.Random, counts: Coun
                 end = log.append(b"w" * 40)
             found = [item for item in log.read(on_gap="yield")]
             if any(isinstance(item, Gap) for item in found):
-                raise Wrong(f"{[item for item in found if isinstance(item, Gap)]} are told of")
+                raise Wrong(f"{[item for item in found if isinstance(item, Gap)]} are reported")
             first = log.first()
             if [item.sequence for item in found] != list(range(first, end + 1)):
                 raise Wrong(f"{[item.sequence for item in found]} are there of {first} to {end}")
@@ -345,7 +345,7 @@ class Rebooted(system.Port):
 
 
 def adopt(root: Path) -> None:
-    """Call what lies beside a journal by the number that its directory has here."""
+    """Return the number of the directory that has a name next to a journal."""
     for path in root.glob(".*.kvspool/writers-*"):
         path.rename(path.with_name(f"writers-{system.port.identity(root / 'log')}.{path.name.partition('.')[2]}"))
 

@@ -216,7 +216,7 @@ class Campaign:
         is_stopped = process_state(writer.pid) == "T"
         owned = bool(slot) and self.control[frames.LOCK] & SLOT == slot
         writer.kill()
-        # A stopped owner stays the owner; of another one only a word that still names it after its death proves that it was.
+        # A stopped owner stays the owner; of another one, only a word that still names it after its end proves that it was.
         if owned and not is_stopped:
             owned = self.control[frames.LOCK] & SLOT == slot
         self.counts["killed"] += 1
@@ -237,7 +237,7 @@ class Campaign:
                 seen[life] = number + 1
                 acknowledged = self.dead[life][1]
                 if number < len(acknowledged):
-                    assert acknowledged[number] == sequence, f"record {number} of writer {life} has another sequence than it was told"
+                    assert acknowledged[number] == sequence, f"record {number} of writer {life} has another sequence than was returned"
             assert sequence == end
             report = log.verify()
             assert report.is_sound, report

@@ -48,7 +48,7 @@ def produce(path: Path, name: int, seed: int) -> None:
 
 
 def choose_back() -> int:
-    """Return how far behind the last batch one goes on: what is there comes again, too."""
+    """Return how many batches before the last one the producer continues: stored ones are sent again, too."""
     return random.choice([1, 1, 0])
 
 

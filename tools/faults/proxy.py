@@ -6,7 +6,7 @@
     ... let a client talk to proxy.address ...
     assert fault.fired == 1                          # a fault that never came proves nothing
 
-What can happen to a connection:
+The faults of a connection:
 
     cut        both sides are closed
     reset      both sides are reset
@@ -21,8 +21,8 @@ What can happen to a connection:
                next client is let through
 
 Each in one direction ("up": from client to server, "down") from a byte of it on, or some seconds after the connection was opened; on the
-next connection that comes so far (`times`), or on all (times=None). With `step`, the byte moves on by that each time it fired: with step=1,
-a client that always comes again is cut at each byte of what it says.
+next connection that comes so far (`times`), or on all (times=None). With `step`, the byte moves on by that each time it fired. With step=1,
+a client that always reconnects is cut at each byte that it sends.
 """
 
 from __future__ import annotations
@@ -380,7 +380,7 @@ class _Link(threading.Thread):
             way.piece = 1 if fault.kind == "trickle" else max(1, int(amount / 100))
 
     def _cut(self) -> None:
-        """Close both sides. What a side had sent and nobody read would make a reset of it, so that is read."""
+        """Close both sides. Unread bytes of a side would turn its close into a reset, so they are read."""
         self.is_over = True
         for end in (self.client, self.server):
             with suppress(OSError):

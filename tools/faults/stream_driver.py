@@ -2,7 +2,7 @@
 
     python stream_driver.py PLAN
 
-PLAN is JSON: by the name of each query its `source` and `sink`, which are options, its `checkpoint`, and optionally the number of
+PLAN is JSON: by the name of each query its `source` and `sink`, which are options, and its `checkpoint`. It may have the number of
 partitions of a `shuffle`. The error that ends a query is printed as one line of JSON; then the exit code is 1. A query is restarted only if
 Spark abandoned it because a busy machine took 10 s to start its Python; the number of restarts is reported too.
 """
@@ -69,7 +69,7 @@ def begun(spark: SparkSession, **query: Any) -> StreamingQuery:
 
 
 def start(spark: SparkSession, source: dict[str, str], sink: dict[str, str], checkpoint: str, shuffle: int) -> StreamingQuery:
-    """Start a query, or let it go on."""
+    """Start a query, or continue it."""
     frame: Any = spark.readStream.format("kvspool").options(**source).load()
     if shuffle:
         frame = frame.repartition(shuffle, "key")
