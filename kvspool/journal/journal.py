@@ -33,7 +33,7 @@ from kvspool.errors import AGAIN, Closed, Corruption, LogNotFound, LogVanished, 
 from kvspool.journal import archive as archiving
 from kvspool.journal import control as page_file
 from kvspool.journal import producing, settings, trim
-from kvspool.journal.appender import IS_ONE_STEP, Accounts, Appender, Torn
+from kvspool.journal.appender import Accounts, Appender, Torn
 from kvspool.journal.archive import ArchiveReport
 from kvspool.journal.control import Control, Page
 from kvspool.journal.cursor import Cursor, Place, Reading
@@ -133,7 +133,7 @@ class Journal(Log):
         self._looking = threading.RLock()  # one thread at a time uses those segments
         self._indexes: dict[int, Index] = {}
         self._appender: Appender | None = None
-        self._tail: Tail | None = None  # of the appender, if an append to it needs no lock between threads
+        self._tail: Tail | None = None  # of the appender
         self._torn: list[Torn] = []
         self._flusher = Flusher(self)
         self._background: Background | None = None
@@ -373,8 +373,10 @@ class Journal(Log):
                 control.close()
                 raise
             self._appender = appender
-        if IS_ONE_STEP:
-            self._tail = appender.control.tail
+        tail = appender.control.tail
+        if tail is not None:
+            tail.guard = self._thread_lock
+        self._tail = tail
         return appender
 
     def open_to_write(self) -> None:

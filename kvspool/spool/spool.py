@@ -187,7 +187,7 @@ class Spool(Single, Log):
             key = encode_key(key)
             _check(key, type, timestamp)
         writer = self._writer
-        if writer is not None and writer.is_one_step:
+        if writer is not None:
             era = -1 if packer is None else packer.era
             patience = PATIENCE if timeout is None else min(round(timeout * 1e9), PATIENCE)
             sequence = writer.append(key, value, type, codec, -1 if timestamp is None else timestamp, era, patience)
@@ -214,7 +214,7 @@ class Spool(Single, Log):
         many: Any = values if values.__class__ is list else listed(values)
         many_keys: Any = keys if keys is None or keys.__class__ is list else listed(keys, "keys")
         writer = self._writer
-        if writer is not None and writer.is_one_step and not durable and not self.is_durable:
+        if writer is not None and not durable and not self.is_durable:
             _check(None, type, timestamp)
             appended = writer.append_many(many_keys, many, type, -1 if timestamp is None else timestamp)
             if appended is not None:
@@ -560,6 +560,7 @@ class Spool(Single, Log):
         if self._writer is None:
             self._process = system.port.process_id()
             writer = pair.writer(self._holder())
+            writer.guard = self._thread_lock
             self._flusher = Flusher(pair)
             if self.durability == "os":
                 self._background = Background(self._flusher, self.sync_interval, self.timeout)
