@@ -104,7 +104,10 @@ class FrameWriter(RingEnd):
             sequence = self.append_locked(key, value, type, codec, now if timestamp < 0 else timestamp, now)
         finally:
             if is_ours:
-                self.free()
+                if native.is_one_step():  # nothing interrupts it, and a `try` takes time
+                    self.lock.free()
+                else:
+                    self.free()
         if self.has_sleepers:
             self.ring()
         return sequence
