@@ -26,7 +26,7 @@ from kvspool.engine.iteration import Iterations
 from kvspool.errors import AGAIN, Corruption, NoSuchReader, OutOfRange
 from kvspool.journal import archive as archiving
 from kvspool.journal import batches, home, producing, settings, stats, trim
-from kvspool.journal.appender import IS_ONE_STEP, Appender, ProducerStates, Torn
+from kvspool.journal.appender import Appender, ProducerStates, Torn
 from kvspool.journal.archive import ArchiveReport
 from kvspool.journal.control import Control, Page
 from kvspool.journal.cursor import Cursor, Reading, SegmentPlace
@@ -95,7 +95,7 @@ class Journal(Log):
         self._places = self.PLACES(path, format)
         self._segments = self._places.segments
         self._appender: Appender | None = None
-        self._tail: Tail | None = None  # of the appender, if an append to it needs no lock between threads
+        self._tail: Tail | None = None  # of the appender
         self.torn: list[Torn] = []  # bytes that this handle had to cut from the end before it could append
         self._flusher = JournalFlusher(self)
         self._thread_lock = threading.RLock()
@@ -269,7 +269,10 @@ class Journal(Log):
         return appender
 
     def _use_tail(self, appender: Appender) -> None:
-        self._tail = appender.control.tail if IS_ONE_STEP else None
+        tail = appender.control.tail
+        if tail is not None:
+            tail.guard = self._thread_lock
+        self._tail = tail
 
     def open_to_write(self) -> None:
         with self._thread_lock:

@@ -73,10 +73,10 @@ class Batch:
     def run(self, reader: Any, end: int, most: int, make: Callable[..., Any] | None) -> None:
         """Copy the next items when none is left, up to `most` of them: up to `end`, or up to the edge for NOTHING.
 
-        `make` runs no Python, and a record needs nothing else. Everything else is left to `refill`. So is all of it if a step can be
-        interrupted, since a record would be lost then, or if the reader is of the other twin.
+        `make` runs no Python, and a record needs nothing else. Everything else is left to `refill`, and so is all of it if the reader is of
+        the other twin.
         """
-        if native.is_one_step() and isinstance(reader, FrameReader):
+        if isinstance(reader, FrameReader):
             self.end = end
             self.most = most
             self.make = make
@@ -157,7 +157,15 @@ class Batch:
         if reader.closed or self.most == 0:
             return NO_ITEM
         self.most -= 1
-        return reader.step(self.end if self.end != NOTHING else reader.edge_now(), self.make)
+        end = self.end if self.end != NOTHING else reader.edge_now()
+        if native.is_one_step():
+            return reader.step(end, self.make)
+        position, sequence = reader.position, reader.sequence
+        try:
+            return reader.step(end, self.make)
+        except BaseException:  # of a signal handler, perhaps after the reader has moved on
+            reader.position, reader.sequence = position, sequence
+            raise
 
 
 class Items:

@@ -184,6 +184,7 @@ cdef class Batch:
     cpdef list clear(self)
     @cython.locals(at=Py_ssize_t, reader=FrameReader, sleeper=Sleeper, item=object)
     cpdef object take(self, object refill)
+    @cython.locals(end=uint64_t, position=uint64_t, sequence=uint64_t)
     cdef object next_of(self, FrameReader reader)
 
 
@@ -279,18 +280,23 @@ cdef class FrameWriter(RingEnd):
     cdef readonly AppendLock lock
     cdef object keeper
     cdef int process
-    cdef readonly bint is_one_step
+    cdef public object guard
     cdef int64_t era
     cdef public int64_t look_at
 
-    @cython.locals(now=int64_t, sequence=int64_t)
     cpdef int64_t append(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp, int64_t era=*, int64_t patience=*) except? -9
+    @cython.locals(now=int64_t, sequence=int64_t, is_ours=bint)
+    cdef int64_t append_alone(
+        self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp, int64_t era, int64_t patience
+    ) except? -9
+    cdef int free(self) except -1
     cdef int64_t append_locked(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp, int64_t now) except? -9
     @cython.locals(now=int64_t, done=object)
     cpdef object append_many(self, list keys, list values, uint64_t type, int64_t timestamp)
     @cython.locals(longest=int64_t, stored=uint64_t, first=uint64_t)
     cpdef object append_bulk(self, Bulk bulk)
     cpdef object locked(self, object work)
+    cdef object locked_alone(self, object work)
     cpdef void ring(self) except *
     @cython.locals(
         key_length=Py_ssize_t, key_tag=uint64_t, content=uint64_t, stored=uint64_t, position=uint64_t, offset=uint64_t

@@ -50,8 +50,6 @@ class Single:
         if not isinstance(self._writer, FrameWriter) or durable or self.is_durable:
             return BUSY
         writer = self._writer
-        if not writer.is_one_step:
-            return BUSY
         if not native.is_bytes(value) or not are_plain(key, type, timestamp):
             return BUSY
         sequence = writer.append(key, value, type, 0, -1 if timestamp is None else timestamp)

@@ -34,6 +34,7 @@ cdef class Tail(group.Progress):
     cdef uint32_t seed
     cdef object holder_owner
     cdef uint64_t *holder
+    cdef public object guard
     cdef int process
     cdef bytearray room
     cdef readonly bint is_busy
@@ -70,8 +71,9 @@ cdef class Tail(group.Progress):
     cpdef int sign(self, Py_ssize_t place=*) except -1
     @cython.locals(words="uint64_t *")
     cpdef object signed_by(self, Py_ssize_t place=*)
-    @cython.locals(size=Py_ssize_t)
     cpdef object append(self, object value, object key, object type, int codec)
+    @cython.locals(size=Py_ssize_t)
+    cdef object append_alone(self, object value, object key, object type, int codec)
     cdef int leave(self) except -1
     @cython.locals(size=Py_ssize_t, key_size=Py_ssize_t)
     cdef Py_ssize_t most(self, object value, object key, object type) except -2

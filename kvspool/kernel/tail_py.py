@@ -27,6 +27,7 @@ This source is also compiled, like `frames_py`.
 
 from __future__ import annotations
 
+import threading
 from typing import Any, NoReturn
 
 import kvspool.kernel.fflg_py as fflg
@@ -102,6 +103,7 @@ class Tail(group.Progress):
         self.seed = seed
         self.holder_owner: Any = holder
         self.holder: Any = native.words_at(holder)
+        self.guard: Any = threading.RLock()  # of the threads that share this handle, for the interpreted twin
         self.process = native.process_id()
         self.room = bytearray(512)
         self.is_busy = False
@@ -211,10 +213,19 @@ class Tail(group.Progress):
         """Append one record with the present time, if possible in one step, and return its sequence; otherwise SLOW, or BUSY if another
         handle has the append lock. Then nothing was done that counts.
         """
-        if self.is_busy:  # compiled, by another thread; otherwise this is a signal handler during an append
-            return BUSY if native.is_one_step() else SLOW
         if self.limit == 0 or not self.is_open or native.process_id() != self.process:
             return SLOW
+        if native.is_one_step():
+            return self.append_alone(value, key, type, codec)
+        if self.lock.is_taken and not self.is_busy:  # for work of several steps, probably by another thread
+            return BUSY
+        with self.guard:
+            return self.append_alone(value, key, type, codec)
+
+    def append_alone(self, value: bytes, key: bytes | None, type: Any, codec: int) -> int:
+        """Do the work of `append`; interpreted, without another thread of this handle meanwhile."""
+        if self.is_busy:  # compiled, by another thread; otherwise this is a signal handler during an append
+            return BUSY if native.is_one_step() else SLOW
         size = self.most(value, key, type)
         if size < 0:
             return SLOW

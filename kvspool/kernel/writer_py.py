@@ -5,6 +5,7 @@ This source is compiled as a part of `frames_c`; see `frames_py`.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -35,8 +36,9 @@ from kvspool.system.handles import refuse_copy
 class FrameWriter(RingEnd):
     """The writing side: takes the append lock and puts records.
 
-    Everything here happens under the append lock. `append` takes the lock itself if no other handle holds it, and is one step for threads
-    and signal handlers in the compiled twin (`is_one_step`). The other methods are for work passed to `locked`.
+    Everything happens under the append lock. `append` and `append_many` take the lock themselves if no other handle holds it. Compiled,
+    they are one step for threads and signal handlers (`machine.is_one_step`); interpreted, threads exclude each other by `guard`. The other
+    methods are for work passed to `locked`.
     """
 
     def __init__(
@@ -63,8 +65,8 @@ class FrameWriter(RingEnd):
         RingEnd.__init__(self, data, control, seed, holder, keeps_unread, expiry, data_fd, front)
         self.lock = lock
         self.keeper = keeper
+        self.guard: Any = threading.RLock()  # of the threads that share this handle; see `append`
         self.process = native.process_id()
-        self.is_one_step = native.is_one_step()
         self.era = -1  # of the keys of the value that is being appended; -1: it has none
         self.look_at = -1  # no check is needed before this time, ns since the Unix epoch; -1: never
 
@@ -80,21 +82,43 @@ class FrameWriter(RingEnd):
         self.check_open()
         if native.process_id() != self.process:
             return FORKED
+        if native.is_one_step():
+            return self.append_alone(key, value, type, codec, timestamp, era, patience)
+        with self.guard:
+            return self.append_alone(key, value, type, codec, timestamp, era, patience)
+
+    def append_alone(self, key: bytes | None, value: bytes, type: int, codec: int, timestamp: int, era: int, patience: int) -> int:
+        """Do the work of `append`, without another thread of this handle meanwhile, unless it sleeps."""
         now = native.now()
         if self.look_at >= 0 and not 0 <= self.look_at - now <= LOOK_EVERY:
             return LOOK
-        if not self.lock.take():
-            if not self.lock.take_within(patience):
-                return BUSY
-            now = native.now()
-        self.era = era
+        # Interpreted, a signal handler may raise as soon as the lock is taken, or append during an append.
+        is_ours = not native.is_one_step() and not self.lock.is_taken
         try:
+            if not self.lock.take():
+                if not self.lock.take_within(patience):
+                    return BUSY
+                now = native.now()
+            is_ours = True
+            self.era = era
             sequence = self.append_locked(key, value, type, codec, now if timestamp < 0 else timestamp, now)
         finally:
-            self.lock.free()
+            if is_ours:
+                if native.is_one_step():  # nothing interrupts it, and a `try` takes time
+                    self.lock.free()
+                else:
+                    self.free()
         if self.has_sleepers:
             self.ring()
         return sequence
+
+    def free(self) -> None:
+        """Free the append lock of this handle, also if a signal handler raises meanwhile."""
+        try:
+            self.lock.free()
+        except BaseException:
+            self.lock.free()
+            raise
 
     def append_locked(self, key: bytes | None, value: bytes, type: int, codec: int, timestamp: int, now: int) -> int:
         """Under the lock: append one record and publish it."""
@@ -132,6 +156,8 @@ class FrameWriter(RingEnd):
         now = native.now()
         if self.look_at >= 0 and not 0 <= self.look_at - now <= LOOK_EVERY:
             return None
+        if not native.is_one_step():  # others may change the lists meanwhile
+            keys, values = None if keys is None else keys[:], values[:]
         done: range | None = self.locked(Bulk(keys, values, type, timestamp))
         return done
 
@@ -159,6 +185,13 @@ class FrameWriter(RingEnd):
         handle holds the lock already: two appends would mix.
         """
         self.check_open()
+        if native.is_one_step():
+            return self.locked_alone(work)
+        with self.guard:
+            return self.locked_alone(work)
+
+    def locked_alone(self, work: Callable[..., Any]) -> Any:
+        """Do the work of `locked`, without another thread of this handle."""
         if self.lock.is_taken:
             raise Reentered("a signal handler or destructor may not append to a handle during an append to it")
         try:

@@ -148,7 +148,7 @@ class Spool(Single, Log):
             key = encode_key(key)
             check_fields(key, type, timestamp)
         writer = self._writer
-        if writer is not None and writer.is_one_step:
+        if writer is not None:
             era = -1 if packer is None else packer.era
             patience = PATIENCE if timeout is None else min(round(timeout * 1e9), PATIENCE)
             sequence = writer.append(key, value, type, codec, -1 if timestamp is None else timestamp, era, patience)
@@ -175,7 +175,7 @@ class Spool(Single, Log):
         many: Any = values if values.__class__ is list else listed(values)
         many_keys: Any = keys if keys is None or keys.__class__ is list else listed(keys, "keys")
         writer = self._writer
-        if writer is not None and writer.is_one_step and not durable and not self.is_durable:
+        if writer is not None and not durable and not self.is_durable:
             check_fields(None, type, timestamp)
             appended = writer.append_many(many_keys, many, type, -1 if timestamp is None else timestamp)
             if appended is not None:
@@ -464,6 +464,7 @@ class Spool(Single, Log):
             self._process = system.port.process_id()
             # The words that name this handle to waiters for its lock.
             writer = files.writer(system.port.random(16) + struct.pack("<4Q", *holders.ours()))
+            writer.guard = self._thread_lock
             self._flusher = SpoolFlusher(files)
             if self.durability == "os":
                 self._background = Background(self._flusher, self.sync_interval, self.timeout)
