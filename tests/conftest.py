@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
 import os
 import signal
 import warnings
@@ -14,7 +13,7 @@ from typing import Any
 import crash_states
 import pytest
 from hypothesis import settings
-from loops import twins
+from loops import IS_SECOND_RUN, twins
 from rings import Ring
 
 import kvspool
@@ -59,8 +58,6 @@ LONG = (
     *(f"test_{name}.py" for name in "bench bench_cases faults flights fuzz packaging".split()),
 )
 CHOOSES_ITS_TWIN = {"interpreted", "twin", "loops"}  # a test that has one of these fixtures takes the interpreted loops in any run
-
-IS_SECOND_RUN = bool(os.environ.get("KVSPOOL_NO_EXTENSIONS")) and importlib.util.find_spec("kvspool.kernel.frames_c") is not None
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -30,7 +30,8 @@ def search(folder: Path, model: str, *defined: str, is_large: bool = False) -> s
     """
     flags = [f"-D{name}" for name in defined]
     subprocess.run(["spin", *flags, "-a", MODELS / model], cwd=folder, check=True, capture_output=True)
-    subprocess.run(["gcc", "-O1" if is_large else "-O0", "-DSAFETY", "-DCOLLAPSE", "-o", "pan", "pan.c"], cwd=folder, check=True, capture_output=True)
+    level = "-O1" if is_large else "-O0"
+    subprocess.run(["gcc", level, "-DSAFETY", "-DCOLLAPSE", "-o", "pan", "pan.c"], cwd=folder, check=True, capture_output=True)
     said = subprocess.run(["./pan", "-m1000000"], cwd=folder, check=True, capture_output=True, encoding="utf-8").stdout
     assert "Search not completed" not in said or "errors: 1" in said, said
     assert "max search depth too small" not in said, said
