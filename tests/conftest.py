@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
 import os
+import re
 import signal
 import warnings
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ from typing import Any
 import crash_states
 import pytest
 from hypothesis import settings
-from loops import twins
+from loops import IS_SECOND_RUN, twins
 from rings import Ring
 
 import kvspool
@@ -58,9 +58,8 @@ LONG = (
     "model/test_protocol.py",
     *(f"test_{name}.py" for name in "bench bench_cases faults flights fuzz packaging".split()),
 )
+LONG_NAMES = re.compile("kill|flipped")  # so are tests that kill a process again and again, or flip each bit
 CHOOSES_ITS_TWIN = {"interpreted", "twin", "loops"}  # a test that has one of these fixtures takes the interpreted loops in any run
-
-IS_SECOND_RUN = bool(os.environ.get("KVSPOOL_NO_EXTENSIONS")) and importlib.util.find_spec("kvspool.kernel.frames_c") is not None
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -76,7 +75,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark what is long. Leave out of the run of the interpreted twin the tests that take its loops in the other run too."""
     for item in items:
-        if _is_one_of(LONG, item.path):
+        if _is_one_of(LONG, item.path) or LONG_NAMES.search(getattr(item, "originalname", item.name)):
             item.add_marker(pytest.mark.long)
     if IS_SECOND_RUN:
         config.hook.pytest_deselected(items=list(filter(_chooses_its_twin, items)))

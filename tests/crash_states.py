@@ -38,11 +38,13 @@ from typing import Any, NamedTuple, Self
 from unittest import mock
 
 import loops
+from inotify_simple import INotify, flags
 
 from kvspool.engine import iteration
 from kvspool.kernel import group_py, lock_py
 from kvspool.spool import cursor, durability, spool_files
 
+CHANGES = flags.CREATE | flags.DELETE | flags.MOVED_FROM | flags.MOVED_TO | flags.MODIFY | flags.ATTRIB
 _TRACE_ME, _SINGLE_STEP = 0, 9  # of ptrace
 HARMLESS = ("LOAD_FAST", "LOAD_CONST", "LOAD_GLOBAL", "LOAD_DEREF", "PUSH_NULL", "PRECALL", "KW_NAMES", "COPY", "SWAP", "RESUME", "NOP")
 HARMLESS += ("POP_JUMP", "JUMP", "CACHE", "EXTENDED_ARG", "MAKE_CELL", "COPY_FREE_VARS", "LOAD_ATTR", "LOAD_METHOD", "STORE_FAST")
@@ -114,10 +116,12 @@ def _choices(words: list[Any], most: int, choose: random.Random) -> list[list[An
 
 
 class Shared:
-    """Looks at everything below a directory, as quickly as can be."""
+    """Looks at everything below a directory, as quickly as can be: it lists names only after inotify has reported a change."""
 
     def __init__(self, root: Path) -> None:
         self._root = str(root)
+        self._notifier = INotify(nonblocking=True)
+        self._events = bytearray(1 << 16)
         self._entries: list[tuple[str, int, int, int]] = []
         self._open: dict[int, tuple[int, mmap.mmap | None]] = {}  # by inode; open to the end, so that no number is given out twice
         self._contents: dict[int, bytes] = {}  # of all that had a name once
@@ -126,14 +130,8 @@ class Shared:
 
     def look(self) -> bool:
         """Look at it all; return whether anything has changed since the last time."""
-        entries = self._list()
-        is_changed = entries != self._entries
-        if is_changed:
-            self._entries = entries
-            for path, number, mode, size in entries:
-                if stat.S_ISREG(mode):
-                    self._contents[number] = self._content(path, number, size)
-                    self._modes[number] = mode & 0o7777
+        is_notified = self._notifier.readinto(self._events) is not None
+        is_changed = (is_notified or not self._entries) and self._look_at_names()
         for number, content in self._contents.items():
             mapping = self._open[number][1]
             if mapping is not None and mapping[:] != content:
@@ -153,11 +151,23 @@ class Shared:
         files = {number: File(self._modes[number], content) for number, content in self._contents.items()}
         return State(directories, names, files)
 
+    def _look_at_names(self) -> bool:
+        entries = self._list()
+        if entries == self._entries:
+            return False
+        self._entries = entries
+        for path, number, mode, size in entries:
+            if stat.S_ISREG(mode):
+                self._contents[number] = self._content(path, number, size)
+                self._modes[number] = mode & 0o7777
+        return True
+
     def _list(self) -> list[tuple[str, int, int, int]]:
-        """Return path, inode, mode and size of everything that is there."""
+        """Return path, inode, mode and size of everything that is there, and let its changes be reported."""
         entries = []
         directories = [self._root]
         for directory in directories:
+            self._notifier.add_watch(directory, CHANGES)
             for name in sorted(os.listdir(directory)):
                 path = f"{directory}/{name}"
                 found = os.lstat(path)
@@ -184,6 +194,7 @@ class Shared:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._notifier.close()
         for fd, mapping in self._open.values():
             if mapping is not None:
                 mapping.close()
@@ -193,11 +204,15 @@ class Shared:
 def traced(operation: Callable[[], Any], on_opcode: Callable[[FrameType], None], sources: tuple[str, ...] = ("",)) -> Any:
     """Return what the operation returns; before each of its opcodes in files whose paths hold one of `sources` call `on_opcode`."""
 
+    @cache
+    def is_wanted(file: str) -> bool:
+        return any(source in file for source in sources)
+
     def trace(frame: FrameType, event: str, arg: object) -> Any:
         if event == "opcode":
             on_opcode(frame)
             return trace
-        if event == "call" and not any(source in frame.f_code.co_filename for source in sources):
+        if event == "call" and not is_wanted(frame.f_code.co_filename):
             return None
         frame.f_trace_opcodes = True  # at each line: Python 3.13 forgets it
         return trace

@@ -9,6 +9,9 @@ from types import ModuleType
 
 from kvspool.kernel import twins as choosing
 
+# Whether this is the run of the interpreted twin, next to one of the compiled twin: it repeats only tests of code that differs by twin.
+IS_SECOND_RUN = bool(os.environ.get("KVSPOOL_NO_EXTENSIONS")) and importlib.util.find_spec("kvspool.kernel.frames_c") is not None
+
 
 def twins(stem: str) -> list[ModuleType]:
     """Return the interpreted loops of a module, as "kvspool.kernel.frames", and after them the compiled ones if they were built.

@@ -573,9 +573,10 @@ def test_what_is_no_log_and_a_queue_are_no_log_that_may_exist(tmp_path: Path) ->
 
 CREATOR = """
 import sys, kvspool
+options = {"capacity": 4096} if sys.argv[2] == "spool" else {}
 sys.stdin.readline()
 for number in range(20):
-    with kvspool.create(f"{sys.argv[1]}/{number}", exist_ok=True, format=sys.argv[2]) as log:
+    with kvspool.create(f"{sys.argv[1]}/{number}", exist_ok=True, format=sys.argv[2], **options) as log:
         log.append(sys.argv[3].encode())
 """
 

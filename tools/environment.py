@@ -24,7 +24,7 @@ import sys
 import threading
 import time
 from collections import deque
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import chain
 from pathlib import Path
 
@@ -34,12 +34,14 @@ PYTHON = HOME / "bin" / "python"
 STAMP = HOME / "kvspool-setup.json"
 STAMP_KEYS = {"root", "extras", "metadata", "sources", "compiler", "header", "seems_to_compile", "can_compile", "built"}
 UNFINISHED = HOME / "kvspool-setup.unfinished"
+PROJECT = ["--no-deps", "--no-build-isolation", "--editable", str(ROOT)]  # pip's arguments; builds the compiled twins
 
 PYTHONS = ((3, 13), (3, 12), (3, 11))
 JAVA = 17
 JAVA_PACKAGE = "openjdk-17-jre-headless"
 JRE_MACHINE = "x86_64"  # the only machine for which the extra jre has a Java
 PROOF_TOOLS = {"spin": "spin", "chromium": "chromium"}
+APT = threading.Lock()  # apt-get fails while another one runs
 HEARTBEAT = 10.0  # seconds without output after which a line shows that the command is still running
 
 # Lines of pip, and their short forms for a waiting user; the first match counts.
@@ -161,11 +163,11 @@ def _set_up(stamp, extras, may_install, lock):
     _remove_twins(python["suffix"])
     if only_twins:
         _say("Building the compiled twins again.")
-        _pip(["--no-deps", "--no-build-isolation", "--editable", str(ROOT)], lock)
+        _pip([PROJECT], lock)
     else:
         _say(f"Installing kvspool[{','.join(extras)}] into {HOME}")
-        _pip(python["builders"], lock)
-        _pip(["--no-build-isolation", "--editable", f"{ROOT}[{','.join(extras)}]"], lock)
+        _pip([python["builders"]], lock)
+        _pip([["--no-build-isolation", *sorted(_requirements(extras) | _lines("options", "install_requires"))], PROJECT], lock)
     built = has_twins() or can_compile and _build_in_sight()
     stamp = {
         "root": str(ROOT),
@@ -381,9 +383,12 @@ def _extras():
 
 def _requirements(extras):
     """Return the requirements of the extras, which may include other extras."""
-    configuration = _configuration()
-    given = (configuration.get("options.extras_require", extra, fallback="") for extra in extras)
-    return {line for text in given for line in text.split("\n") if line.strip()}
+    return {line for extra in extras for line in _lines("options.extras_require", extra)}
+
+
+def _lines(section, name):
+    """Return the lines of a setting; none if it is missing."""
+    return {line for line in _configuration().get(section, name, fallback="").split("\n") if line.strip()}
 
 
 def _configuration():
@@ -395,11 +400,27 @@ def _configuration():
 # Commands.
 
 
-def _pip(arguments, lock):
-    """Run `pip install`, and show its progress in short lines. Raises SetupError if it fails."""
+def _pip(runs, lock):
+    """Run `pip install` with each of several lists of arguments, at the same time, and show their progress in short lines.
+
+    Raises SetupError if one fails.
+    """
+    with ExitStack() as stack:
+        processes = [stack.enter_context(_pip_running(arguments, lock)) for arguments in runs]
+        outputs = [(process, _follow(process)) for process in processes]
+    failed = [lines for process, lines in outputs if process.returncode]
+    if failed:
+        if not any(line.startswith("Installing collected packages") for lines in failed for line in lines):
+            UNFINISHED.unlink()  # nothing was left half changed
+        print("".join(line for lines in failed for line in lines[-40:]), file=sys.stderr)
+        raise SetupError("pip could not install the project; its last output is above. Check the network, then call again")
+
+
+@contextmanager
+def _pip_running(arguments, lock):
+    """Yield a process of `pip install`; end it if the block fails, else wait for its end."""
     command = [str(PYTHON), "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--progress-bar", "off"]
     command += ["--no-compile", *arguments]  # imported modules, a small part, are compiled on import
-    lines = []
     with subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -410,19 +431,21 @@ def _pip(arguments, lock):
         pass_fds=(lock,),
     ) as process:
         try:
-            for line in _with_heartbeat(process.stdout):
-                lines.append(line)
-                short = _shorten(line)
-                if short:
-                    print(f"   {short}", flush=True)
+            yield process
         except BaseException:
             process.terminate()
             raise
-    if process.returncode:
-        if not any(line.startswith("Installing collected packages") for line in lines):
-            UNFINISHED.unlink()  # nothing was changed yet
-        print("".join(lines[-40:]), file=sys.stderr)
-        raise SetupError("pip could not install the project; its last output is above. Check the network, then call again")
+
+
+def _follow(process):
+    """Show the progress of a process of pip until its end, and return its output."""
+    lines = []
+    for line in _with_heartbeat(process.stdout):
+        lines.append(line)
+        short = _shorten(line)
+        if short:
+            print(f"   {short}", flush=True)
+    return lines
 
 
 def _shorten(line):
@@ -459,10 +482,11 @@ def _apt_install(packages):
     """Install Debian packages, as root. The caller checks the result."""
     _say(f"Installing {' '.join(packages)} with apt-get")
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    for arguments in (["update", "-qq"], ["install", "-qq", "-y", "--no-install-recommends", "-o", "Dpkg::Use-Pty=0", *packages]):
-        done = subprocess.run(["apt-get", *arguments], stdin=subprocess.DEVNULL, env=environment)
-        if done.returncode:
-            raise SetupError(f"apt-get {arguments[0]} failed; its output is above")
+    with APT:
+        for arguments in (["update", "-qq"], ["install", "-qq", "-y", "--no-install-recommends", "-o", "Dpkg::Use-Pty=0", *packages]):
+            done = subprocess.run(["apt-get", *arguments], stdin=subprocess.DEVNULL, env=environment)
+            if done.returncode:
+                raise SetupError(f"apt-get {arguments[0]} failed; its output is above")
 
 
 def _has_java():

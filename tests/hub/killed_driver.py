@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from processes_of_spark import JAVA
+
 
 def main(folder: str, root: str, checkpoint: str) -> None:
     from pyspark.sql import SparkSession
@@ -38,7 +40,7 @@ def main(folder: str, root: str, checkpoint: str) -> None:
         def streamWriter(self, schema: Any, overwrite: bool) -> Killing:
             return Killing(SinkTarget.parse(self.options, schema))
 
-    builder = SparkSession.builder.master("local[1]").config("spark.driver.memory", "512m")
+    builder = SparkSession.builder.master("local[1]").config("spark.driver.memory", "512m").config("spark.driver.extraJavaOptions", JAVA)
     for name, value in {**session_settings(cores=1), "spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1"}.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()

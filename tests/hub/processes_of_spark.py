@@ -16,7 +16,8 @@ from hub.spark.java import use_java
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 120  # seconds, against a hang
-JAVA = "-XX:TieredStopAtLevel=1"  # half the work for the compiler
+# A JVM of a test runs for seconds: half the work for the compiler, and none to verify what Spark's build has compiled.
+JAVA = "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 class Servers:

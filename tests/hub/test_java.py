@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from processes_of_spark import JAVA
 
 import hub.cli.hub
 import kvspool
@@ -158,11 +159,11 @@ import json, os, sys
 from pathlib import Path
 from pyspark.errors import AnalysisException
 import hub.spark.source
-log, hidden, shown = sys.argv[1:]
+log, hidden, shown, options = sys.argv[1:]
 os.rename(hidden, shown)  # from now on a new Python finds another package of the name `hub`, and it is broken
 settings = {"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", "spark.driver.memory": "512m"}
 settings |= {"spark.python.worker.reuse": "false", "spark.sql.warehouse.dir": log + ".warehouse"}
-settings |= {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}  # half the work for the compiler
+settings |= {"spark.driver.extraJavaOptions": options}
 spark = hub.spark.session("java", master="local[1]", settings=settings)
 said = {"java": spark._jvm.java.lang.System.getProperty("java.home")}
 spark.sparkContext.setLogLevel("OFF")
@@ -203,7 +204,8 @@ def test_spark_runs_on_the_packaged_java_and_knows_the_format_and_what_breaks_it
     apart = "JAVA_HOME", "KVSPOOL_JRE", "PYSPARK_PYTHON", "SPARK_HOME"
     variables = {name: value for name, value in os.environ.items() if name not in apart}
     variables |= {"PATH": str(programs), "PYTHONPATH": f"{tmp_path / 'modules'}:{ROOT}", "SPARK_LOCAL_IP": "127.0.0.1"}
-    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "log"), str(tmp_path / "broken"), str(tmp_path / "modules" / "hub")]
+    words = map(str, (tmp_path / "log", tmp_path / "broken", tmp_path / "modules" / "hub", JAVA))
+    command = [sys.executable, "-c", PROGRAM, *words]
     done = subprocess.run(command, env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=110)
 
     assert done.returncode == 0, done.stderr

@@ -1,46 +1,69 @@
-"""A standalone cluster, as docs/spark.md starts one: a master and two workers, each a process of its own, and a job by spark-submit."""
+"""A standalone cluster, as docs/spark.md starts one: a master and two workers, each a process of its own, and a job by spark-submit.
+
+The executors find this package by PYTHONPATH, as on hosts where it is unpacked and not installed. All tests look at one run of the job.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 from processes_of_spark import JAVA, Servers, confs
 
 import shard
 
-RECORDS = 4000
+RECORDS = 8000
+VALUES = [b"value-%05d" % at for at in range(RECORDS)]
 WORKERS = ("work1", "work2")
 
 JOB = """
-import json, os, sys
+import json, os, signal, sys
 import hub.spark
 
-source, target = sys.argv[1:]
+source, target, flags = sys.argv[1:]
+KILL_AFTER = 1000  # rows that a task has had when its Python worker is killed
 spark = hub.spark.session("job", cores=2)
+spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "100")
 
 def places(batches):
     import pyarrow
     for batch in batches:
         yield pyarrow.RecordBatch.from_pydict({"place": [os.getcwd()], "rows": [batch.num_rows]})
 
+def killed_once(name):
+    def work(batches):
+        rows = 0
+        for batch in batches:
+            open(name, "a").close()  # in the executor's own folder
+            rows += batch.num_rows
+            if rows > KILL_AFTER:
+                try:
+                    os.close(os.open(os.path.join(flags, name), os.O_CREAT | os.O_EXCL))
+                    os.kill(os.getpid(), signal.SIGKILL)
+                except FileExistsError:
+                    pass
+            yield batch
+    return work
+
 frame = spark.read.format("kvspool").option("minPartitions", "4").load(source)  # few records would share a task
 said = {"read": [[row.place, row.rows] for row in frame.mapInArrow(places, "place string, rows bigint").collect()]}
 
-def noted(batches):
-    for batch in batches:
-        open("streamed", "a").close()  # in the executor's own folder
-        yield batch
+options = {"bits": "1", "capacity": "4MiB"}
+rows = frame.selectExpr("key", "value")
+rows = rows.mapInArrow(killed_once("batch"), rows.schema)
+rows.write.format("kvspool").mode("append").options(topic="batch", **options).save(target)
 
-rows = spark.readStream.format("kvspool").options(minPartitions="4", startingOffsets="earliest", maxOffsetsPerTrigger="3000").load(source)
+rows = spark.readStream.format("kvspool").options(minPartitions="4", startingOffsets="earliest", maxOffsetsPerTrigger="6000").load(source)
 rows = rows.selectExpr("key", "value")
-writer = rows.mapInArrow(noted, rows.schema).writeStream.format("kvspool").option("checkpointLocation", target + ".checkpoint")
-query = writer.options(topic="copy", bits="1", capacity="1MiB").trigger(availableNow=True).start(target)
+writer = rows.mapInArrow(killed_once("stream"), rows.schema).writeStream.format("kvspool").options(topic="stream", **options)
+query = writer.option("checkpointLocation", target + ".checkpoint").trigger(availableNow=True).start(target)
 assert query.awaitTermination(120)
 said["streamed"] = [progress.numInputRows for progress in query.recentProgress if progress.numInputRows]
 print(json.dumps(said))
@@ -58,6 +81,10 @@ SETTINGS = {
     "spark.driver.extraJavaOptions": JAVA,
 }
 HERE = ("--host", "127.0.0.1", "--webui-port", "0")
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.skipif(importlib.util.find_spec("pyspark") is None, reason="needs PySpark"),
+]
 
 
 @contextmanager
@@ -74,22 +101,45 @@ def cluster_in(folder: Path) -> Iterator[tuple[Servers, str]]:
         yield servers, location
 
 
-@pytest.mark.spark
-@pytest.mark.skipif(importlib.util.find_spec("pyspark") is None, reason="needs PySpark")
-def test_a_job_that_is_submitted_reads_and_streams_on_both_workers_and_each_record_is_there_once(tmp_path: Path) -> None:
-    values = [b"value-%05d" % at for at in range(RECORDS)]
-    with shard.create(tmp_path / "source", prefix="s", bits=2, capacity="1MiB") as shards:
-        shards.append_many(values, keys=[value[-5:] for value in values])
-    (tmp_path / "job.py").write_text(JOB)
+class Done(NamedTuple):
+    """A job that has run, in a folder. said: its output."""
 
-    with cluster_in(tmp_path) as (servers, location):
-        job = (tmp_path / "job.py", tmp_path / "source", tmp_path / "target")
-        settings = confs({**SETTINGS, "spark.sql.warehouse.dir": str(tmp_path / "warehouse")})
-        said = json.loads(servers.run(servers.home / "bin" / "spark-submit", "--master", location, *settings, *job))
+    folder: Path
+    said: Any
 
-    assert sum(rows for _, rows in said["read"]) == RECORDS
-    assert {Path(place).relative_to(tmp_path).parts[0] for place, _ in said["read"]} == set(WORKERS)
-    assert len(said["streamed"]) == 2 and sum(said["streamed"]) == RECORDS
-    assert {path.relative_to(tmp_path).parts[0] for path in tmp_path.glob("work*/*/*/streamed")} == set(WORKERS)
-    with shard.open(tmp_path / "target", prefix="copy") as shards:
-        assert Counter(record.value for record in shards) == dict.fromkeys(values, 1)
+    def streamed_on(self) -> set[str]:
+        """Return the workers whose executors had tasks of the stream."""
+        return {path.relative_to(self.folder).parts[0] for path in self.folder.glob("work*/*/*/stream")}
+
+    def count(self, topic: str) -> Counter[bytes]:
+        """Return how often each value is in a topic of the target."""
+        with shard.open(self.folder / "target", prefix=topic) as shards:
+            return Counter(record.value for record in shards)
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
+    """Run the job once."""
+    folder = tmp_path_factory.mktemp("cluster")
+    with shard.create(folder / "source", prefix="s", bits=2, capacity="1MiB") as shards:
+        shards.append_many(VALUES, keys=[value[-5:] for value in VALUES])
+    (folder / "flags").mkdir()
+    (folder / "job.py").write_text(JOB)
+    with cluster_in(folder) as (servers, location):
+        job = (folder / "job.py", folder / "source", folder / "target", folder / "flags")
+        settings = confs({**SETTINGS, "spark.sql.warehouse.dir": str(folder / "warehouse")})
+        return Done(folder, json.loads(servers.run(servers.home / "bin" / "spark-submit", "--master", location, *settings, *job)))
+
+
+def test_a_job_that_is_submitted_reads_and_streams_on_both_workers_and_each_record_is_there_once(done: Done) -> None:
+    assert sum(rows for _, rows in done.said["read"]) == RECORDS
+    assert {Path(place).relative_to(done.folder).parts[0] for place, _ in done.said["read"]} == set(WORKERS)
+    assert len(done.said["streamed"]) == 2 and sum(done.said["streamed"]) == RECORDS
+    assert done.streamed_on() == set(WORKERS)
+    assert done.count("stream") == dict.fromkeys(VALUES, 1)
+
+
+@pytest.mark.parametrize("topic", ["batch", "stream"])
+def test_executors_write_the_same_shards_once_though_a_python_worker_is_killed(done: Done, topic: str) -> None:
+    assert topic in os.listdir(done.folder / "flags"), "a worker was killed"
+    assert done.count(topic) == dict.fromkeys(VALUES, 1)

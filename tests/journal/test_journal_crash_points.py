@@ -2,8 +2,10 @@
 
 Each operation runs once, traced, and every state that a kill could leave is restored, opened and checked; see `crash_states`. A kill during
 one `pwrite` leaves a beginning of the bytes to write: every length of it is a state, too. Of those, and of the ways to tear a
-change, it takes some, the shortest and the longest among them; KVSPOOL_ALL_SCHEDULES=1 takes all lengths and many more ways. It takes the
-most on the interpreted twin, where more states are between two opcodes.
+change, it takes some, the shortest and the longest among them; KVSPOOL_ALL_SCHEDULES=1 takes all lengths and many more ways.
+
+Appends are the operations whose loops have twins. They run on both, and take the most on the interpreted twin, where more states are
+between two opcodes. The other operations run once.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import Any
 
 import pytest
 from crash_states import Copy, File, Run, Said, State, Stepped, Unsteppable
+from loops import IS_SECOND_RUN
 from schedules import ALL
 
 import kvspool
@@ -31,8 +34,6 @@ FORMATS: dict[str, dict[str, Any]] = {
     "kvj": {"segment_bytes": 200},
     "fixed": {"item_bytes": 32, "items_per_blob": 4},
 }
-PREFIXES = 10000 if ALL else 8 if TWIN == "interpreted" else 3  # of one write, or some more
-CHOICES = 400 if ALL else 6 if TWIN == "interpreted" else 2  # ways to tear a change of what was there already
 
 
 def value(number: int) -> bytes:
@@ -47,7 +48,7 @@ class Case:
     """One journal, an operation on it, and what must be true after a kill. `said` counts what it has acknowledged."""
 
     format = ""
-    adds = 0  # records that it appends
+    is_append = False
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -110,6 +111,8 @@ class Case:
 
 
 class Append(Case):
+    is_append = True
+
     def run(self) -> None:
         with self.open() as log:
             for number in range(BEFORE, BEFORE + 4):  # a segment ends within these records
@@ -143,6 +146,8 @@ class AppendOpen(Append):
 
 
 class AppendMany(Case):
+    is_append = True
+
     def run(self) -> None:
         with self.open() as log:
             self.said = len(log.append_many([value(number) for number in range(BEFORE, BEFORE + 9)]))
@@ -151,6 +156,7 @@ class AppendMany(Case):
 class Produce(Case):
     """A producer's batch, over several segments; the next writer resolves the state after a kill, and then the batch is sent again."""
 
+    is_append = True
     values = tuple(value(number) for number in range(100, 109))
 
     def prepare(self) -> None:
@@ -175,6 +181,8 @@ class Produce(Case):
 
 
 class AppendDurably(Case):
+    is_append = True
+
     def run(self) -> None:
         with self.open() as log:
             log.append(value(BEFORE), durable=True)
@@ -184,6 +192,8 @@ class AppendDurably(Case):
 
 class Recover(Case):
     """After the end there is a part of a record that a writer did not finish."""
+
+    is_append = True
 
     def prepare(self) -> None:
         super().prepare()
@@ -374,6 +384,7 @@ SHARED = [Append, AppendMany, AppendDurably, Recover, RecoverWithoutPage, Commit
 CASES = [(kind, name) for kind in SHARED for name in FORMATS if (kind, name) != (Trim, "fflg")]  # its segments hold too much for that
 CASES.append((Produce, "kvj"))
 CASES += [(kind, "fixed") for kind in (Rewind, RewindBehindReader, Prune, BeginAnew)]
+CASES = [(kind, name) for kind, name in CASES if kind.is_append or not IS_SECOND_RUN]
 
 
 @pytest.fixture
@@ -384,8 +395,17 @@ def memory() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def beginnings(before: State, after: State) -> Iterator[State]:
-    """Yield the states during one write at the end of a file: each beginning of it."""
+def sample(is_append: bool) -> tuple[int, int]:
+    """Return how many lengths of one write are tried, about, and how many ways to tear a change of what was there already."""
+    if ALL:
+        return 10000, 400
+    if not is_append:
+        return 3, 2
+    return (8, 6) if TWIN == "interpreted" else (1, 1)
+
+
+def beginnings(before: State, after: State, most: int) -> Iterator[State]:
+    """Yield the states during one write at the end of a file: each beginning of it, or about `most` of them."""
     if before.names != after.names:
         return
     for number, file in after.files.items():
@@ -393,15 +413,16 @@ def beginnings(before: State, after: State) -> Iterator[State]:
         if len(new) <= len(old) or not new.startswith(old):
             continue
         lengths = range(len(old) + 1, len(new))
-        step = max(1, len(lengths) // PREFIXES)
+        step = max(1, len(lengths) // most)
         for length in sorted({*lengths[::step], *lengths[-1:]}):
             yield State(before.directories, before.names, {**before.files, number: File(file.mode, new[:length])}, before.said)
 
 
-def all_states(run: Run) -> Iterator[State]:
-    yield from run.crashes(CHOICES)
+def all_states(run: Run | Stepped, is_append: bool) -> Iterator[State]:
+    lengths, choices = sample(is_append)
+    yield from run.crashes(choices)
     for before, after in zip(run.states, run.states[1:], strict=False):
-        yield from beginnings(before, after)
+        yield from beginnings(before, after, lengths)
 
 
 def adopt(root: Path) -> Path:
@@ -420,7 +441,7 @@ def test_killed_at_any_opcode_it_is_done_or_not_and_the_next_one_goes_on(memory:
     run = Run(case.run, root, said)
     count = 0
     with Copy(memory / "copy") as copy:
-        for state in all_states(run):
+        for state in all_states(run, case.is_append):
             count += 1
             try:
                 case.check(adopt(copy.become(state)), state.said)
@@ -445,5 +466,5 @@ def test_compiled_an_append_is_done_or_not_after_any_instruction_of_the_machine(
     assert run.instructions > 1000 and run.states[-1].said == 3
     assert len(run.states) > 3
     with Copy(memory / "copy") as copy:
-        for state in all_states(run):
+        for state in all_states(run, is_append=True):
             case.check(adopt(copy.become(state)), state.said)

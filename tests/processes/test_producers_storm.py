@@ -19,6 +19,6 @@ def test_producers_that_are_killed_at_random_leave_each_record_once(format: str)
     storm = importlib.util.module_from_spec(spec)
     sys.modules["producers_storm"] = storm
     spec.loader.exec_module(storm)
-    counted = storm.storm(2.0, format, 3)
+    counted = storm.storm(1.2, format, 3)
     print(counted)
     assert counted["killed"] and counted["batches"] and counted["others"]

@@ -24,7 +24,7 @@ def test_every_reader_accounts_for_every_sequence_while_writers_are_killed(tmp_p
     print(f"seed {seed}")
     environment = {**os.environ, "KVSPOOL_NO_EXTENSIONS": "1" if twin == "interpreted" else "0"}
     script = Path(__file__).with_name("stress.py")
-    command = [sys.executable, script, tmp_path, str(seed), "3.5", policy]
+    command = [sys.executable, script, tmp_path, str(seed), "2", policy]
     with open(tmp_path / "said", "w+", encoding="utf-8") as said, open(tmp_path / "wrong", "w+", encoding="utf-8") as wrong:
         main = subprocess.Popen(command, env=environment, stdout=said, stderr=wrong, start_new_session=True)
         try:
@@ -38,8 +38,8 @@ def test_every_reader_accounts_for_every_sequence_while_writers_are_killed(tmp_p
     found = json.loads((tmp_path / "said").read_text(encoding="utf-8"))
     print(found)
     assert found["twin"] == twin
-    assert min(found["kills"], found["kills of durable readers"], found["stops"]) >= 5
+    assert min(found["kills"], found["kills of durable readers"], found["stops"]) >= 3
     assert found["appended"] > 5 * found["kept"], "the ring was never far too small"
-    assert found["acknowledged"] > 500
-    assert found["read"] > 500
+    assert found["acknowledged"] > 300
+    assert found["read"] > 300
     assert policy == "block" or found["gaps"] > 0
