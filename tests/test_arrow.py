@@ -335,7 +335,7 @@ def frames_of(twin: ModuleType, records: Any, segment_bytes: int, sequence: int)
 
 @pytest.mark.skipif(len(KVJ_TWINS) < 2, reason="needs the compiled twin")
 @given(batches_of_buffers(), st.integers(1, 300), st.integers(0, (1 << 63) - 100))
-def test_twins_agree_on_whatever_lies_in_the_buffers(batch: Any, segment_bytes: int, sequence: int) -> None:
+def test_twins_agree_on_any_buffers(batch: Any, segment_bytes: int, sequence: int) -> None:
     one, other = (laid_out(twin, batch) for twin in KVJ_TWINS)
     if isinstance(one, str):
         assert one == other
@@ -414,7 +414,7 @@ def test_a_table_is_one_append(unflushed: None, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("nth", range(1, 14))
-def test_a_disk_that_fails_in_the_midst_of_a_table(nth: int, kvj_twin: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_fails_during_a_table(nth: int, kvj_twin: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kvj, "PIECE", 100)
     table = pa.Table.from_batches([pa.record_batch({"value": [b"%d%d" % (part, row) for row in range(5)]}) for part in range(3)])
     with kvspool.create(tmp_path / "log", format="kvj", segment_bytes=400) as log:
@@ -496,7 +496,7 @@ def test_only_what_is_on_disk(history: Journal) -> None:
     assert [row[0] for row in gathered(cursor)] == list(range(synced, 60))
 
 
-def test_a_cursor_goes_on_where_more_comes(history: Journal) -> None:
+def test_a_cursor_continues_where_more_comes(history: Journal) -> None:
     cursor = history.cursor(58)
     assert [row[0] for row in gathered(cursor)] == [58, 59]
     assert arrow.next_batch(cursor).num_rows == 0
@@ -530,7 +530,7 @@ def test_a_record_that_is_larger_than_a_batch_comes_alone(form: Any, kvj_twin: M
         assert [b"d" * 10] in found
 
 
-def test_gaps_lie_between_batches(history: Journal) -> None:
+def test_gaps_are_between_batches(history: Journal) -> None:
     whole = stored(history)
     path = history._segments.path_of(history.bases()[2])
     data = bytearray(path.read_bytes())
@@ -613,7 +613,7 @@ def test_batches_of_a_spool_with_codecs(codec: str, tmp_path: Path) -> None:
         assert [fields(one) for one in arrow.batches(log.cursor(), most=2, coded=True)] == [rows[:2], rows[2:4], rows[4:]]
 
 
-def test_rows_without_keyed_values_of_a_keyed_spool_are_handed_out_as_they_lie(tmp_path: Path) -> None:
+def test_rows_without_keyed_values_of_a_keyed_spool_are_returned_unchanged(tmp_path: Path) -> None:
     with kvspool.create(tmp_path / "log", capacity=1 << 16, codec="keyed") as log:
         log.append_many([b"a", "b"])
         assert fields(arrow.next_batch(log.cursor(), coded=True)) == stored(log)

@@ -185,7 +185,7 @@ def test_the_page_names_every_case() -> None:
         assert f"`{name}`" in page or f"`{stem.rpartition('-')[0]}-" in page and f"`-{last}`" in page, name
 
 
-def test_a_case_that_fails_is_told_and_the_next_one_runs(
+def test_a_failed_case_is_reported_and_the_next_one_runs(
     bench: Callable[..., int], without_verbs: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(module("runs"), "HERE", without_verbs)

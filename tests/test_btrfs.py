@@ -131,7 +131,7 @@ def test_a_queue_that_is_there_is_opened_only_by_those_who_take_the_risk(place: 
         assert queue.get(block=False) == b"entry"
 
 
-def test_on_a_full_btrfs_nothing_dies(btrfs: Path) -> None:
+def test_on_a_full_btrfs_no_process_crashes(btrfs: Path) -> None:
     with kvspool.create(btrfs / "spool", capacity=1 << 20, allow_unsafe_fs=True) as log:
         log.append_many([b"x"] * 10)
     kvspool.create(btrfs / "journal", format="kvj").close()

@@ -447,7 +447,7 @@ def test_read_of_messagepack(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert base64.b64decode(second["value"]["base64"]) == stored[1]
 
 
-def test_read_of_values_hands_out_bytes(log: Spool, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_read_of_values_returns_bytes(log: Spool, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     log.append_many([b"\x1b\xff", "text"])
     assert main(["read", str(log.path), "--values"]) == 0
     assert capfdbinary.readouterr().out == b"\x1b\xff\ntext\n"
@@ -620,7 +620,7 @@ def test_tail_follows_what_another_process_appends_until_interrupted(log: Spool)
     assert rest == b"" and b"Traceback" not in error and b"Interrupt" not in error
 
 
-def test_tail_ends_quietly_when_nobody_reads_it(log: Spool) -> None:
+def test_tail_ends_quietly_when_its_pipe_is_closed(log: Spool) -> None:
     log.append("first")
     command = [*COMMAND, "tail", log.path, "-f"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:

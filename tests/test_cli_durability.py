@@ -50,7 +50,7 @@ def test_read_and_tail_of_what_is_synced(path: Path, capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out == "three\n"
 
 
-def test_following_what_is_synced_begins_behind_what_was_on_disk(
+def test_following_what_is_synced_begins_after_what_was_on_disk(
     path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []

@@ -404,7 +404,7 @@ def test_wrong_arguments_make_nothing(tmp_path: Path) -> None:
         copied(tmp_path, "sej")
 
 
-def test_other_records_are_left_alone_unless_the_copy_is_to_stand_behind_them(tmp_path: Path) -> None:
+def test_other_records_are_left_alone_unless_the_copy_comes_after_them(tmp_path: Path) -> None:
     make(tmp_path / "source", "kvj")
     with kvspool.create(tmp_path / "target", format="kvj") as log:
         log.append_many([b"other"] * 7)
@@ -424,7 +424,7 @@ def test_other_records_are_left_alone_unless_the_copy_is_to_stand_behind_them(tm
         copied(tmp_path, append=True, lossy=True)
 
 
-def test_somebody_else_who_appends_meanwhile_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_process_that_appends_meanwhile_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "ROWS", 4)
     for target in ("kvj", "sej", "spool"):
         folder = tmp_path / target
@@ -498,7 +498,7 @@ def test_damage_ends_the_copy_with_what_was_sound_before(tmp_path: Path) -> None
         copied(tmp_path, "kvj")
 
 
-def test_a_note_that_is_damaged_is_no_place_to_go_on_from(tmp_path: Path) -> None:
+def test_a_damaged_note_is_no_place_to_continue_from(tmp_path: Path) -> None:
     make(tmp_path / "source", "kvj", first=5)
     copied(tmp_path, "spool")
     path = tmp_path / ".target.copy/note"
@@ -515,7 +515,7 @@ def test_a_note_that_is_damaged_is_no_place_to_go_on_from(tmp_path: Path) -> Non
     assert copied(tmp_path, "spool").records == 0
 
 
-def test_a_journal_that_was_emptied_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_journal_that_was_emptied_continues_where_it_was(tmp_path: Path) -> None:
     """Or one that was made for the later records alone."""
     make(tmp_path / "source", "kvj")
     with kvspool.create(tmp_path / "target", format="sej", first_sequence=10):
@@ -541,7 +541,7 @@ def test_entries_that_were_taken_out_of_a_queue_are_not_copied_again(tmp_path: P
 
 
 @pytest.mark.skipif("queue" not in TARGETS, reason="there is no queue")
-def test_a_queue_that_was_drained_or_filled_by_others_is_no_place_to_go_on(tmp_path: Path) -> None:
+def test_a_queue_that_was_drained_or_filled_by_others_is_no_place_to_continue(tmp_path: Path) -> None:
     make(tmp_path / "source", "kvj")
     copied(tmp_path, "queue", lossy=True, limit=9)
     with queues.open(tmp_path / "target") as queue:
@@ -610,7 +610,7 @@ def killed(folder: Path, target: str, nth: int, *, is_behind: bool, first: int) 
 @pytest.mark.usefixtures("small_batches")
 @pytest.mark.parametrize("first", [0, 2])
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_copy_that_was_killed_at_any_call_goes_on(tmp_path: Path, target: str, first: int) -> None:
+def test_a_copy_that_was_killed_at_any_call_continues(tmp_path: Path, target: str, first: int) -> None:
     """No record comes twice, and none is left out: not in the middle of making the target, of a batch, or of a note."""
     nth, tried = 1, 0
     step = 1 if ALL else 4
@@ -632,7 +632,7 @@ def test_a_copy_that_was_killed_at_any_call_goes_on(tmp_path: Path, target: str,
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_copy_that_was_killed_at_any_moment_goes_on(tmp_path: Path, target: str) -> None:
+def test_a_copy_that_was_killed_at_any_moment_continues(tmp_path: Path, target: str) -> None:
     with kvspool.create(tmp_path / "source", format="sej") as log:
         for at in range(0, 200_000, 1000):
             log.append_many([b"%08d" % number for number in range(at, at + 1000)])
@@ -662,7 +662,7 @@ def test_a_copy_that_was_killed_at_any_moment_goes_on(tmp_path: Path, target: st
 
 @pytest.mark.usefixtures("small_batches")
 @pytest.mark.parametrize("target", ["kvj", "sej"])
-def test_a_call_that_fails_leaves_a_copy_that_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str) -> None:
+def test_a_call_that_fails_leaves_a_copy_that_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str) -> None:
     nth = 0
     while True:
         nth += 1 if ALL else 7

@@ -86,7 +86,7 @@ def test_a_line_can_be_read_by_people() -> None:
 
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("codec", ["keyed", "json"])
-def test_keyed_values_go_out_as_what_they_mean_and_are_packed_anew(tmp_path: Path, format: str, codec: str) -> None:
+def test_keyed_values_go_out_as_what_they_mean_and_are_packed_again(tmp_path: Path, format: str, codec: str) -> None:
     with make(tmp_path / "one", "keyed") as one, make(tmp_path / "other", codec) as other:
         one.append_many([{"first": 1}, {"second": {"first": b"\xff"}}, {5: True}])
         other.append({"another": "table"})
@@ -239,7 +239,7 @@ def test_a_ring_of_libshr_is_refused_by_its_name_and_what_can_be_imported_is_sai
         kvspool.open(ring)
 
 
-def test_a_fifo_among_files_of_kvspool_v1_keeps_nobody_waiting(tmp_path: Path, log: kvspool.Spool) -> None:
+def test_a_fifo_among_files_of_kvspool_v1_blocks_no_process(tmp_path: Path, log: kvspool.Spool) -> None:
     (tmp_path / "old").mkdir()
     os.mkfifo(tmp_path / "old" / "kv-0.sp")
     with every_log.in_time(), pytest.raises(NotImportable, match="but a FIFO"):

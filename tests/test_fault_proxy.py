@@ -211,7 +211,7 @@ def test_a_fault_at_a_time(proxy: Any, echo: Echo) -> None:
     assert fault.fired == 1
 
 
-def test_a_fault_that_nobody_came_to_did_not_fire(proxy: Any) -> None:
+def test_a_fault_that_was_not_reached_did_not_fire(proxy: Any) -> None:
     fault = proxy.add(Fault("cut", at=100))
     assert ask(proxy, b"short") == (b"short", "end")
     assert fault.fired == 0

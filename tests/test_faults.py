@@ -146,7 +146,7 @@ def acknowledged(template: Path, root: Path, part: str) -> list[Any]:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a destructor's close that fails too
 @pytest.mark.parametrize(("number", "every"), FAULTS, ids=["EIO once", "EMFILE once", "ENOSPC from then on"])
 @pytest.mark.parametrize(("operation", "part"), OPERATIONS, ids=[operation.__name__ for operation, _ in OPERATIONS])
-def test_a_call_that_fails_is_told_and_costs_nothing(
+def test_a_failed_call_is_reported_and_costs_nothing(
     interpreted: None,
     interpreted_merges: None,
     template: Path,

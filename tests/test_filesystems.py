@@ -47,7 +47,7 @@ def test_the_deepest_mount_that_is_on_top_counts(path: str, name: str) -> None:
         assert filesystems.of(Path(path)) == name
 
 
-def test_links_are_followed_to_where_the_path_lies(tmp_path: Path) -> None:
+def test_links_are_followed_to_where_the_path_is(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("/mnt/fast")
     with system.replaced(Mounted()):
         assert filesystems.of(tmp_path / "link") == "tmpfs"

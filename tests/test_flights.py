@@ -77,7 +77,7 @@ def test_spark_counts_what_the_writers_appended(tmp_path: Path) -> None:
     assert (tmp_path / "output" / "delays.png").stat().st_size > 10_000
 
 
-def test_figures_that_are_not_those_of_the_file_are_told(flights: ModuleType) -> None:
+def test_figures_that_differ_from_the_file_are_reported(flights: ModuleType) -> None:
     figures = flights.figures_of_file(500)
     names = ("airport", "carrier", "month", "flights", "cancelled", "delay_minutes")
     rows = [dict(zip(names, (*key, *values), strict=True)) for key, values in figures.items()]
@@ -112,7 +112,7 @@ def test_everything_that_it_starts_ends_with_it(tmp_path: Path, number: signal.S
 
 
 @pytest.mark.parametrize(("word", "name"), [("serve", "the hub"), ("ship", "the shipper of ")])
-def test_a_process_that_somebody_else_kills_makes_the_job_fail(tmp_path: Path, word: str, name: str) -> None:
+def test_a_process_killed_by_another_program_makes_the_job_fail(tmp_path: Path, word: str, name: str) -> None:
     with under_way(tmp_path) as (process, mark):
         pid = next(pid for pid in marked(mark) if f"\0{word}\0".encode() in Path(f"/proc/{pid}/cmdline").read_bytes())
         os.kill(pid, signal.SIGKILL)

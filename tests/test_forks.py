@@ -77,7 +77,7 @@ def test_a_child_reads_and_follows_what_the_parent_appends_meanwhile(log: Spool,
 
 
 @pytest.mark.parametrize("fork", FORKS)
-def test_an_iterator_from_before_the_fork_goes_on_in_both(log: Spool, fork: Any) -> None:
+def test_an_iterator_from_before_the_fork_continues_in_both(log: Spool, fork: Any) -> None:
     log.append_many([b"%d" % at for at in range(1000)])
     with closing(log.follow(limit=1010)) as following:
         assert next(following).sequence == 0
@@ -162,7 +162,7 @@ def test_a_fork_while_another_thread_holds_the_handles_lock_leaves_a_child_that_
         os.close(fd)
 
 
-def test_a_fork_while_another_thread_uses_files_from_before_a_resize_leaves_an_iterator_that_goes_on(log: Spool) -> None:
+def test_a_fork_while_another_thread_uses_files_from_before_a_resize_leaves_an_iterator_that_continues(log: Spool) -> None:
     log.append_many([b"a", b"b"])
     items = log.follow(timeout=0)
     assert next(items).value == b"a"
@@ -270,7 +270,7 @@ def test_processes_of_multiprocessing_share_an_inherited_handle(log: Spool) -> N
     assert all(isinstance(record, Record) for record in log.read(0, on_gap="yield"))
 
 
-def test_a_log_replaced_since_the_fork_is_not_taken_for_the_old_one(log: Spool, tmp_path: Path) -> None:
+def test_a_log_replaced_since_the_fork_is_not_mistaken_for_the_old_one(log: Spool, tmp_path: Path) -> None:
     log.append(b"a")
 
     def child() -> None:
@@ -301,7 +301,7 @@ def test_a_log_closed_before_the_fork_stays_closed(log: Spool) -> None:
     assert in_child(child) == "closed"
 
 
-def test_a_childs_death_under_the_lock_frees_it(log: Spool) -> None:
+def test_the_end_of_a_child_under_the_lock_frees_it(log: Spool) -> None:
     log.append(b"a")
     pipe = os.pipe()
 
@@ -368,7 +368,7 @@ def test_handles_are_registered_weakly(log: Spool) -> None:
     assert len(forks._handles) == count
 
 
-def test_a_child_closes_a_handle_in_the_midst_of_an_append_by_another_thread_of_its_parent(log: Spool) -> None:
+def test_a_child_closes_a_handle_during_an_append_by_another_thread_of_its_parent(log: Spool) -> None:
     appending, forked = threading.Event(), threading.Event()
 
     def work(writer: Any) -> bool:

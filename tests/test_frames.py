@@ -231,7 +231,7 @@ def test_a_rest_smaller_than_a_header_is_left_as_it_is(twin: ModuleType, make_ri
     assert sequences(ring.read()) == list(range(1, fitting + 1))
 
 
-def test_a_rest_smaller_than_a_header_is_skipped_whatever_lies_there(twin: ModuleType, make_ring: MakeRing) -> None:
+def test_a_rest_smaller_than_a_header_is_skipped_whatever_is_there(twin: ModuleType, make_ring: MakeRing) -> None:
     for junk in (bytes(24), b"\xff" * 24, b"\x20\0\0\0" * 6):
         ring = make_ring(twin, 1024)
         ring.fill([bytes(168)] * 5)
@@ -302,7 +302,7 @@ def test_a_batch_of_a_quarter_is_published_at_once_also_where_a_pad_ends_the_rin
     assert ring.mark()[1] == before + 3
 
 
-def test_a_timestamp_that_lies_before_the_last_one_becomes_that_one(twin: ModuleType, make_ring: MakeRing) -> None:
+def test_a_timestamp_that_precedes_the_last_one_becomes_that_one(twin: ModuleType, make_ring: MakeRing) -> None:
     ring = make_ring(twin)
     writer = ring.writer()
     for timestamp in (50, 40, 60, 0, 60):
@@ -321,7 +321,7 @@ def test_minus_one_means_the_clock(twin: ModuleType, make_ring: MakeRing) -> Non
 
 
 @pytest.mark.parametrize(("position", "sequence"), STARTS)
-def test_counters_go_on_where_fewer_bits_would_wrap(twin: ModuleType, make_ring: MakeRing, position: int, sequence: int) -> None:
+def test_counters_continue_where_fewer_bits_would_wrap(twin: ModuleType, make_ring: MakeRing, position: int, sequence: int) -> None:
     ring = make_ring(twin, 1024, position=position, sequence=sequence)
     values = [bytes([at]) * (at % 9 * 20) for at in range(60)]
     writer = ring.writer()
@@ -384,7 +384,7 @@ def test_a_closed_ring_refuses_every_call(twin: ModuleType, make_ring: MakeRing)
             call()
 
 
-def test_a_reader_that_is_closed_in_the_midst_of_a_fetch_looks_at_nothing_more(twin: ModuleType, make_ring: MakeRing) -> None:
+def test_a_reader_that_is_closed_during_a_fetch_looks_at_nothing_more(twin: ModuleType, make_ring: MakeRing) -> None:
     ring = make_ring(twin)
     ring.fill([b"a", b"b", b"c"])
     reader = ring.reader(0, 0)
@@ -472,7 +472,7 @@ def test_a_reader_that_asked_is_rung_for_once(twin: ModuleType, make_ring: MakeR
     assert ring.words[frames.RINGS] == rings + 1
 
 
-def test_a_reader_sleeps_only_if_nothing_came_since_it_looked_and_nobody_woke_it(twin: ModuleType, make_ring: MakeRing) -> None:
+def test_a_reader_sleeps_only_if_nothing_came_since_its_look_and_no_wake_up(twin: ModuleType, make_ring: MakeRing) -> None:
     ring = make_ring(twin)
     reader = ring.reader(0, 0)
     end = reader.edge_now()
@@ -660,7 +660,7 @@ def noisy_ring(make_ring: MakeRing, twin: ModuleType) -> tuple[Ring, dict[int, r
     return ring, where, place
 
 
-def test_a_flipped_bit_costs_the_record_it_lies_in_and_no_other(twin: ModuleType, make_ring: MakeRing) -> None:
+def test_a_flipped_bit_costs_the_record_it_is_in_and_no_other(twin: ModuleType, make_ring: MakeRing) -> None:
     ring, where, place = noisy_ring(make_ring, twin)
     whole = ring.read(place)
     assert gaps(whole) == []
@@ -712,7 +712,7 @@ def test_a_flipped_bit_never_leads_a_search_past_a_sound_record(twin: ModuleType
     in_child(flip_each)
 
 
-def test_a_word_of_the_ring_replaced_costs_the_record_it_lies_in_and_no_other(twin: ModuleType, make_ring: MakeRing) -> None:
+def test_a_word_of_the_ring_replaced_costs_the_record_it_is_in_and_no_other(twin: ModuleType, make_ring: MakeRing) -> None:
     ring, where, place = noisy_ring(make_ring, twin)
     whole = ring.read(place)
     # The last ones are lengths that agree with each other, and with nothing else.
@@ -775,7 +775,7 @@ def test_stale_frames_of_an_earlier_lap_and_frames_of_another_log_are_not_record
     assert gaps(fresh.read((0, 0))) == [(0, 0, "damaged")]
 
 
-def test_a_value_that_looks_like_frames_is_not_taken_for_them_behind_damage(twin: ModuleType, make_ring: MakeRing) -> None:
+def test_a_value_that_looks_like_frames_is_not_mistaken_for_them_after_damage(twin: ModuleType, make_ring: MakeRing) -> None:
     forged = make_ring(twin, 1024)
     forged.fill([b"a", b"b", b"forged"])
     ring = make_ring(twin, 1024)
@@ -785,7 +785,7 @@ def test_a_value_that_looks_like_frames_is_not_taken_for_them_behind_damage(twin
     assert sequences(ring.read((0, 0))) == [1, 2]
 
 
-def test_writers_go_on_over_any_flipped_bit_and_any_replaced_word(twin: ModuleType, make_ring: MakeRing) -> None:
+def test_writers_continue_over_any_flipped_bit_and_any_replaced_word(twin: ModuleType, make_ring: MakeRing) -> None:
     ring, _, place = noisy_ring(make_ring, twin)
     filled = ring.snapshot()
     words = ring.data.cast("Q")
@@ -994,7 +994,7 @@ def test_every_way_to_read_stops_at_the_same_frame_for_the_same_reason(
     assert frames.JUMPED in reasons or not start[1]
 
 
-def test_a_frame_that_was_overwritten_while_it_was_copied_is_not_handed_out(make_ring: MakeRing) -> None:
+def test_a_frame_that_was_overwritten_while_it_was_copied_is_not_returned(make_ring: MakeRing) -> None:
     """Interpreted: only there a test comes between the copy and the look at the head."""
     for read in ("records", "values", "columns", "check"):
         ring = make_ring(frames_py, 1024)
@@ -1128,7 +1128,7 @@ def test_measure_finds_the_longest_value_and_what_is_not_bytes(twin: ModuleType)
         assert twin.measure(None, [b"abc", other, b"z"]) == (-1, 0)
 
 
-def test_a_batch_hands_out_in_order_as_many_as_it_may_and_then_asks_for_more(twin: ModuleType) -> None:
+def test_a_batch_returns_in_order_as_many_as_it_may_and_then_asks_for_more(twin: ModuleType) -> None:
     asked = []
 
     def refill() -> str:
@@ -1245,7 +1245,7 @@ def test_making_room_never_lowers_min_seq_and_the_head_never_stands_at_a_frame_o
     assert least > 20
 
 
-def test_a_survey_finds_every_run_and_pad_and_erases_what_it_is_told(twin: ModuleType, make_ring: MakeRing) -> None:
+def test_a_scan_finds_every_run_and_pad_and_erases_the_given_ones(twin: ModuleType, make_ring: MakeRing) -> None:
     ring = leftover_ring(twin, make_ring)
 
     def found(least: int = 0, split: int = frames.NOTHING) -> list[tuple[int, int, int, int, int]]:

@@ -39,7 +39,7 @@ def test_a_word_is_never_seen_half_stored() -> None:
     assert words[7] == ALL_ONES
 
 
-def test_appends_go_on_while_another_process_flushes(interpreted: None, log: Spool) -> None:
+def test_appends_continue_while_another_process_flushes(interpreted: None, log: Spool) -> None:
     log.append(b"before")
     flushed = []
 

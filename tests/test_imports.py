@@ -197,7 +197,7 @@ with kvspool.create(sys.argv[1], capacity=4096) as log:
 """
 
 
-def test_a_program_that_is_interrupted_while_it_imports_may_go_on(tmp_path: Path) -> None:
+def test_a_program_that_is_interrupted_while_it_imports_may_continue(tmp_path: Path) -> None:
     interrupted = 0
     for nth in (1, 2, 3, *range(10, 3000, 150)):
         program = [sys.executable, "-c", RESUMED.format(nth=nth), str(tmp_path / f"{nth}")]

@@ -131,7 +131,7 @@ def test_shapes_without_end_are_forgotten() -> None:
     assert len(packer._shapes) <= keyed.MOST_SHAPES
 
 
-def test_keys_that_python_takes_for_equal_are_told_apart_over_a_known_shape() -> None:
+def test_keys_that_python_treats_as_equal_are_distinguished_over_a_known_shape() -> None:
     table = Table()
     packer = Packer(table.intern)
     for value in ({1: "a"}, {True: "a"}, {1.0: "a"}, {"1": "a"}, {(1,): "a"}, {"a": 1, 0: 2, 2: 3}):
@@ -355,7 +355,7 @@ def test_what_cannot_be_encoded_leaves_nothing(log: Spool) -> None:
     assert log.stats().records == 0
 
 
-def test_who_may_only_read_decodes_and_can_add_nothing(log: Spool, tmp_path: Path) -> None:
+def test_a_user_without_write_permission_decodes_and_can_add_nothing(log: Spool, tmp_path: Path) -> None:
     log.append({"a": 1})
     with kvspool.open(log.path) as reader:
         assert reader._files is not None
@@ -376,7 +376,7 @@ def test_keyed_columns_are_refused_and_their_values_stay_raw(log: Spool) -> None
 
 
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
-def test_a_forked_child_goes_on_with_the_same_table(log: Spool) -> None:
+def test_a_forked_child_continues_with_the_same_table(log: Spool) -> None:
     log.append({"a": 1})
     child = os.fork()
     if child == 0:

@@ -159,7 +159,7 @@ def test_a_change_whose_last_flush_fails_says_that_it_was_done(tmp_path: Path, n
 
 
 @pytest.mark.parametrize("name", CREATIONS)
-def test_a_creation_whose_last_flush_fails_leaves_nothing_behind(tmp_path: Path, name: str) -> None:
+def test_a_creation_whose_last_flush_fails_leaves_nothing(tmp_path: Path, name: str) -> None:
     found = outcomes(tmp_path, CREATIONS[name])
     assert found and not any(found)
 

@@ -70,7 +70,7 @@ def test_the_space_is_reserved_in_full(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mask", [0, 0o022, 0o077, 0o777])
-def test_nobody_else_may_enter_or_read_whatever_the_umask(tmp_path: Path, mask: int) -> None:
+def test_no_other_user_may_enter_or_read_with_any_umask(tmp_path: Path, mask: int) -> None:
     with umask(mask):
         kvspool.create(tmp_path / "log", capacity=4096).close()
     assert modes(tmp_path / "log") == (0o700, 0o600, 0o600)
@@ -78,7 +78,7 @@ def test_nobody_else_may_enter_or_read_whatever_the_umask(tmp_path: Path, mask: 
 
 @pytest.mark.parametrize(("mode", "directory"), [(0o640, 0o750), (0o644, 0o755), (0o660, 0o750), (0o666, 0o755)])
 @pytest.mark.parametrize("mask", [0, 0o077])
-def test_who_may_read_the_files_may_enter_the_directory(tmp_path: Path, mode: int, directory: int, mask: int) -> None:
+def test_read_permission_for_the_files_includes_the_directory(tmp_path: Path, mode: int, directory: int, mask: int) -> None:
     with umask(mask):
         kvspool.create(tmp_path / "log", capacity=4096, mode=mode).close()
     assert modes(tmp_path / "log") == (directory, mode, mode)
@@ -178,7 +178,7 @@ def named(lay: Callable[[Path], None]) -> str:
 
 
 @pytest.mark.parametrize("lay", OCCUPIED, ids=named)
-def test_what_lies_at_the_path_is_never_replaced(tmp_path: Path, lay: Callable[[Path], None]) -> None:
+def test_a_file_at_the_path_is_never_replaced(tmp_path: Path, lay: Callable[[Path], None]) -> None:
     lay(tmp_path / "log")
     before = tree(tmp_path)
     with pytest.raises(errors.LogExists, match="kvspool.open"):
@@ -202,7 +202,7 @@ def test_a_file_system_without_shared_memory_is_refused_unless_allowed(tmp_path:
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EMFILE], ids=errno.errorcode.get)
-def test_a_creation_that_fails_at_any_call_leaves_nothing_behind(tmp_path: Path, number: int, open_files: Callable[[], set[str]]) -> None:
+def test_a_creation_that_fails_at_any_call_leaves_nothing(tmp_path: Path, number: int, open_files: Callable[[], set[str]]) -> None:
     held = open_files()
     failures: list[str] = []
     leftovers: list[str] = []
@@ -295,7 +295,7 @@ def test_a_creation_on_a_disk_that_fails_from_some_call_on_names_what_is_left(tm
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount")
-def test_a_full_disk_refuses_the_log_and_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_full_disk_refuses_the_log_and_leaves_nothing(tmp_path: Path) -> None:
     code = """
 import errno, os, sys, kvspool
 root = sys.argv[1]
@@ -476,7 +476,9 @@ def test_create_refuses_options_that_are_unknown_or_of_other_formats(tmp_path: P
         ({"time_out": 1}, "did you mean 'timeout'?"),
     ],
 )
-def test_open_refuses_unknown_options_whatever_lies_there(tmp_path: Path, format: str | None, given: dict[str, Any], words: str) -> None:
+def test_open_refuses_unknown_options_with_anything_at_the_path(
+    tmp_path: Path, format: str | None, given: dict[str, Any], words: str
+) -> None:
     path = tmp_path / "log"
     if format is not None:
         kvspool.create(path, format=format).close()  # type: ignore[call-overload]

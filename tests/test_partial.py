@@ -228,7 +228,7 @@ def test_an_exception_while_records_are_copied_out_of_a_journal_loses_and_repeat
     assert found == list(range(COUNT))
 
 
-def test_poll_returns_records_that_an_exception_had_left_behind(tmp_path: Path) -> None:
+def test_poll_returns_records_that_an_exception_had_left(tmp_path: Path) -> None:
     fill(tmp_path / "log", "spool")
     with kvspool.open(tmp_path / "log", format="spool") as log:
         reading = log.read()

@@ -109,7 +109,7 @@ def test_what_a_killed_producer_has_left_is_completed_whatever_the_order(make: M
         assert producer.last == 1
 
 
-def test_a_batch_that_is_there_but_not_on_disk_is_flushed_when_a_durable_one_comes_again(make: Make) -> None:
+def test_a_batch_that_is_there_but_not_on_disk_is_flushed_when_a_durable_one_is_repeated(make: Make) -> None:
     with make() as log:
         producer = log.producer("a")
         producer.append_many(batch(1), batch=1)
@@ -120,7 +120,7 @@ def test_a_batch_that_is_there_but_not_on_disk_is_flushed_when_a_durable_one_com
         assert log.stats().synced_sequence == 10
 
 
-def test_it_says_with_which_batch_to_go_on(make: Make) -> None:
+def test_it_names_the_batch_to_continue_with(make: Make) -> None:
     with make() as log:
         producer = log.producer("a")
         assert producer.next == 0
@@ -158,7 +158,7 @@ def test_one_that_was_killed_before_or_after_all_of_it_has_left_nothing_to_do_or
         assert values(log) == batch(1) + batch(2)
 
 
-def test_a_batch_that_is_killed_again_and_again_is_there_once_as_long_as_its_pieces_can_be_remembered(make: Make) -> None:
+def test_a_batch_that_is_killed_again_and_again_is_there_once_while_its_pieces_can_be_remembered(make: Make) -> None:
     with make() as log:
         whole = batch(1, 2 * PIECES)
         for at in range(PIECES - 1):
@@ -238,7 +238,7 @@ def test_a_whole_batch_whose_records_were_overwritten_is_not_appended_again(tmp_
         assert values(log)[-2:] == ["then 199", "new"]
 
 
-def test_a_changed_batch_that_is_there_but_not_on_disk_is_flushed_when_a_durable_one_comes_again(make: Make) -> None:
+def test_a_changed_batch_that_is_there_but_not_on_disk_is_flushed_when_a_durable_one_is_repeated(make: Make) -> None:
     with make() as log:
         producer = log.producer("a")
         producer.append_many(batch(1), batch=1)
@@ -256,7 +256,7 @@ def test_a_later_batch_may_begin_where_one_was_left_in_part_and_that_is_logged(m
         assert log.producer("a").append_many(batch(4), batch=4).repeated, "the caller has gone on"
 
 
-def test_what_was_overwritten_since_is_taken_for_the_first_of_the_batch(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_records_overwritten_since_count_as_the_first_of_the_batch(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with kvspool.create(tmp_path / "log", capacity=4096) as log:
         leave_part(log, "a", batch(1), 1, 4)
         log.append_many([b"others"] * 200)
@@ -265,7 +265,7 @@ def test_what_was_overwritten_since_is_taken_for_the_first_of_the_batch(tmp_path
         assert "4 records that were appended before were overwritten since; as many are left out now" in caplog.text
 
 
-def test_what_was_trimmed_since_is_taken_for_the_first_of_the_batch(tmp_path: Path) -> None:
+def test_records_trimmed_since_count_as_the_first_of_the_batch(tmp_path: Path) -> None:
     with kvspool.create(tmp_path / "log", format="kvj", segment_bytes=200) as log:
         leave_part(log, "a", batch(1), 1, 4)
         log.append_many([b"others"] * 20)
@@ -389,7 +389,7 @@ class KillingPort(system.Port):
 
 
 @pytest.mark.parametrize("durable", [False, True])
-def test_killed_at_any_call_to_the_system_it_is_completed_when_it_comes_again(make: Make, durable: bool) -> None:
+def test_killed_at_any_call_to_the_system_it_is_completed_when_it_is_repeated(make: Make, durable: bool) -> None:
     """Rounds of one log: the process is killed at the first call, at the second one ...; the next one completes its batch."""
     with make() as log:
         path = log.path
@@ -414,7 +414,7 @@ def test_killed_at_any_call_to_the_system_it_is_completed_when_it_comes_again(ma
         assert Counter(one for one in values(log) if one != "between") == Counter(expected)
 
 
-def test_a_call_to_the_system_that_fails_is_told_and_the_batch_can_come_again(make: Make) -> None:
+def test_a_call_to_the_system_that_fails_is_reported_and_the_batch_can_be_repeated(make: Make) -> None:
     with make() as log:
         producer = log.producer("a")
         producer.append_many(batch(0), batch=0)
@@ -621,7 +621,7 @@ def test_a_word_that_names_no_account_is_taken_back(make: Make, caplog: pytest.L
         assert len(values(log)) == 9
 
 
-def test_a_list_that_is_full_forgets_who_is_gone_for_days_and_nobody_else(tmp_path: Path) -> None:
+def test_a_full_list_forgets_only_producers_that_were_silent_for_days(tmp_path: Path) -> None:
     now = 1_700_000_000_000_000_000
     with kvspool.create(tmp_path / "log", capacity="64KiB") as log:
         with system.replaced(ClockPort(now)):
@@ -808,7 +808,7 @@ def after_power_cut(path: Path, content: bytes) -> kvspool.Spool:
         return kvspool.open(path)
 
 
-def test_after_a_power_cut_a_plain_batch_that_is_gone_is_not_taken_for_whole_because_of_a_durable_one_behind_it(tmp_path: Path) -> None:
+def test_after_a_power_cut_a_plain_batch_that_is_gone_is_not_mistaken_for_whole_because_of_a_durable_one_after_it(tmp_path: Path) -> None:
     with kvspool.create(tmp_path / "log") as log:
         log.producer("a").append_many([b"0"], batch=0, durable=True)
         records = {name: (tmp_path / "log" / name).read_bytes() for name in ("spool.dat", "spool.ctl")}
@@ -838,7 +838,7 @@ def append_and_die(log: Any, batch: Any, transaction: Any, timeout: float | None
     log.change_producers(change)
 
 
-def test_after_a_power_cut_records_that_others_appended_behind_a_killed_batch_are_not_taken_for_it(tmp_path: Path) -> None:
+def test_after_a_power_cut_records_that_others_appended_after_a_killed_batch_are_not_mistaken_for_it(tmp_path: Path) -> None:
     with kvspool.create(tmp_path / "log") as log:
         log.producer("a").append_many([b"0"], batch=0)
         leave_part(log, "a", [b"%d" % number for number in range(10)], 1, 4)

@@ -95,7 +95,7 @@ def test_settings_with_an_unknown_codec_are_of_a_newer_version(tmp_path: Path, c
     assert file.read_text(encoding="utf-8") == before
 
 
-def test_settings_of_a_format_that_nobody_knows_are_of_another_version(tmp_path: Path) -> None:
+def test_settings_of_an_unknown_format_are_of_another_version(tmp_path: Path) -> None:
     every_log.make("kvj", tmp_path / "log")
     file = settings_of(tmp_path)
     file.write_bytes(file.read_bytes().replace(b'"format":"kvj"', b'"format":"abc"'))

@@ -49,13 +49,13 @@ def test_a_descriptor_is_closed_once_and_not_used_after_that(file: Path) -> None
     os.close(stranger)
 
 
-def test_a_descriptor_that_nobody_has_any_more_is_closed(file: Path) -> None:
+def test_a_descriptor_without_references_is_closed(file: Path) -> None:
     number = Descriptor(file, os.O_RDWR).number
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(number)
 
 
-def test_a_write_goes_on_until_everything_is_written(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_continues_until_everything_is_written(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda fd, data, at: real(fd, bytes(data[:3]), at))
     fd = os.open(file, os.O_RDWR)

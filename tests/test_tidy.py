@@ -180,7 +180,7 @@ def test_outside_of_kvspool_only_the_loops_of_shard_use_its_loops() -> None:
     assert users and all(user.startswith("shard.kernel.") for user in users)
 
 
-def test_few_modules_lie_at_the_root_of_kvspool() -> None:
+def test_few_modules_are_at_the_root_of_kvspool() -> None:
     assert len(list((ROOT / "kvspool").glob("*.py"))) <= MOST_AT_THE_ROOT
 
 

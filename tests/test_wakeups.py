@@ -112,7 +112,7 @@ def test_every_kind_of_exhaustion_is_borne(files: list[Path], number: int) -> No
         assert Watcher().is_blind
 
 
-def test_what_is_not_there_any_more_is_not_watched_and_wakes_nobody(watcher: Watcher, files: list[Path], tmp_path: Path) -> None:
+def test_removed_files_are_not_watched_and_wake_no_reader(watcher: Watcher, files: list[Path], tmp_path: Path) -> None:
     watcher.watch(tmp_path / "missing", CHANGED, 0)
     watcher.watch(files[0], ENTERED, 1)  # no directory
     watcher.watch(files[1], CHANGED, 2)
@@ -284,7 +284,7 @@ def test_a_watcher_that_is_dropped_holds_nothing_and_leaves_no_warning(files: li
     assert open_files() == held
 
 
-def test_a_watcher_that_another_thread_closes_reads_nothing_from_whom_gets_its_number(tmp_path: Path) -> None:
+def test_a_watcher_that_another_thread_closes_reads_nothing_from_the_next_file_of_its_number(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"")
     watcher = Watcher()

@@ -110,7 +110,7 @@ def test_get_of_a_record_that_is_appended_during_the_call_raises_out_of_range(fi
         filled.get(30)
 
 
-def test_last_returns_no_more_records_than_asked_for_beside_a_writer(filled: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_last_returns_no_more_records_than_asked_for_next_to_a_writer(filled: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     look: Callable[..., tuple[int, int]] = filled.extent
 
     def look_before_appends(*arguments: Any) -> tuple[int, int]:

@@ -21,7 +21,7 @@ def sequences(items: Any) -> list[int]:
     return [item.sequence for item in items]
 
 
-def test_a_reader_goes_on_after_its_last_commit(filled: Log) -> None:
+def test_a_reader_continues_after_its_last_commit(filled: Log) -> None:
     with filled.reader("r") as reader:
         assert (reader.sequence, reader.committed) == (0, 0)
         assert sequences(reader.read(limit=10)) == list(range(10))
@@ -68,7 +68,7 @@ def test_a_reader_is_open_only_once(filled: Log) -> None:
     filled.reader("r").close()
 
 
-def test_a_place_moves_with_each_record_that_is_handed_out(filled: Log) -> None:
+def test_a_place_moves_with_each_record_that_is_returned(filled: Log) -> None:
     with filled.reader("r") as reader:
         reading = reader.read()
         for number in range(5):
@@ -78,7 +78,7 @@ def test_a_place_moves_with_each_record_that_is_handed_out(filled: Log) -> None:
         assert reader.sequence == 5
 
 
-def test_a_commit_counts_what_was_handed_out_and_not_what_was_copied_in_advance(log: Log) -> None:
+def test_a_commit_counts_what_was_returned_and_not_what_was_copied_in_advance(log: Log) -> None:
     log.append_many([b"%04d" % number for number in range(1000)])
     with log.reader("r") as reader:
         for record in reader.follow(timeout=30):
@@ -90,7 +90,7 @@ def test_a_commit_counts_what_was_handed_out_and_not_what_was_copied_in_advance(
         assert sequences(reader.read()) == list(range(600, 1000))
 
 
-def test_a_loop_goes_on_where_its_reader_is_moved_to(filled: Log) -> None:
+def test_a_loop_continues_where_its_reader_is_moved_to(filled: Log) -> None:
     with filled.reader("r") as reader:
         seen = []
         for record in reader.read(limit=12):

@@ -207,7 +207,7 @@ def test_two_tokens_of_one_principal_hold_until_each_is_revoked(path: Path, cloc
 
 
 @pytest.mark.parametrize("text", ["", "x", NEVER, "kvs_" + "\0" * 52])
-def test_what_is_no_token_of_the_file_is_nobody(path: Path, text: str) -> None:
+def test_a_token_that_is_not_in_the_file_has_no_user(path: Path, text: str) -> None:
     give(path, "jfk")
     with pytest.raises(NotAuthenticated) as caught:
         Access.load(path).authenticate(text)
@@ -251,7 +251,7 @@ def test_a_certificate_stands_for_the_principal_that_names_it_until_it_is_revoke
     assert access.identify("spiffe://x/jfk").name == "jfk"
 
 
-def test_a_credential_that_was_given_to_somebody_else_renews_nobody(path: Path, clock: StoppedClock) -> None:
+def test_a_credential_of_another_user_renews_no_peer(path: Path, clock: StoppedClock) -> None:
     write(path, '[[principals]]\nname = "a"\ncertificates = ["c"]\n')
     access = Access.load(path)
     found = access.identify("c")
@@ -521,7 +521,7 @@ def test_editors_at_once_lose_nothing(path: Path) -> None:
     assert sorted(one.name for one in access_file.read(path).principals) == sorted(f"c{at}" for at in range(8))
 
 
-def test_an_editor_that_never_ends_is_not_waited_for_for_ever(path: Path, clock: StoppedClock) -> None:
+def test_the_wait_for_an_editor_that_never_ends_is_bounded(path: Path, clock: StoppedClock) -> None:
     with private._alone(path.parent), pytest.raises(LockTimeout):
         give(path, "jfk")
 

@@ -67,7 +67,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("header", WRONG.values(), ids=WRONG.keys())
-def test_without_a_good_token_no_handler_runs_and_nobody_is_told_why(
+def test_without_a_good_token_no_handler_runs_and_no_reason_is_given(
     server: GuardedServer, token: Token, header: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     shown = header and header.format(token=token.reveal(), id=token.id, cut=token.reveal()[:-1])
@@ -95,7 +95,7 @@ HEADER = st.one_of(st.text(max_size=80), st.binary(max_size=80), st.text(max_siz
 
 
 @given(st.dictionaries(st.sampled_from(["authorization", "Authorization", "cookie"]), st.lists(HEADER, max_size=3)))
-def test_whatever_the_headers_are_nobody_gets_in_and_nothing_breaks(headers: dict[str, list[str | bytes]]) -> None:
+def test_whatever_the_headers_are_no_call_gets_in_and_nothing_breaks(headers: dict[str, list[str | bytes]]) -> None:
     access = Access(WatchedFile("/nowhere", is_secret=True))
     access._looks_at = float("inf")
     with pytest.raises(flight.FlightUnauthenticatedError):
@@ -111,7 +111,7 @@ def test_a_put_without_a_token_is_refused_before_its_first_message_is_read(serve
     assert server.calls == 0
 
 
-def test_an_authentication_that_breaks_lets_nobody_through(
+def test_an_authentication_that_breaks_lets_no_call_through(
     server: GuardedServer, token: Token, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(text: str) -> None:
@@ -155,7 +155,7 @@ def test_a_token_that_is_revoked_ends_the_stream_that_it_began(server: GuardedSe
             ask(location(server), token)
 
 
-def test_a_new_token_is_taken_beside_the_old_one_and_stays_when_that_goes(server: GuardedServer, path: Path, token: Token) -> None:
+def test_a_new_token_is_accepted_next_to_the_old_one_and_outlives_it(server: GuardedServer, path: Path, token: Token) -> None:
     with system.replaced(StoppedClock()) as clock:
         assert isinstance(clock, StoppedClock)
         server.authentication.access._looks_at = 0.0

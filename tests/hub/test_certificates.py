@@ -203,7 +203,7 @@ def test_a_token_goes_through_tls_that_the_client_verifies(pki: Pki, tmp_path: P
         assert server.calls == 1
 
 
-def test_a_certificate_of_nobody_and_one_that_is_revoked_are_refused_and_logged_with_the_address(
+def test_a_certificate_without_a_user_and_a_revoked_one_are_refused_and_logged_with_the_address(
     mutual: GuardedServer, pki: Pki, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     jfk = pki.shown(pki.client("jfk"))
@@ -272,7 +272,7 @@ def handshake(server: GuardedServer, pki: Pki, **versions: ssl.TLSVersion) -> st
             return encrypted.version()
 
 
-def test_tls_is_1_3_and_1_2_for_who_has_no_better_and_nothing_older(pki: Pki, path: Path) -> None:
+def test_tls_is_1_3_or_1_2_for_older_clients_and_nothing_older(pki: Pki, path: Path) -> None:
     old = ssl.TLSVersion.TLSv1_1
     with served(Access.load(path), pki.server) as server:
         assert handshake(server, pki) == "TLSv1.3"
@@ -575,7 +575,7 @@ def test_a_new_authority_is_noticed_too(watched: tuple[Certificates, Path], cloc
     assert found.authority == other
 
 
-def test_of_threads_that_ask_one_is_told(watched: tuple[Certificates, Path], clock: StoppedClock) -> None:
+def test_of_several_waiting_threads_one_is_notified(watched: tuple[Certificates, Path], clock: StoppedClock) -> None:
     found, directory = watched
     authority.make_server(directory, ["localhost"], replaces=True)
     clock.pass_(1)

@@ -130,7 +130,7 @@ def test_whatever_passes_can_be_walked_over(numbers: list[int], name: str) -> No
         assert list(accumulate(map(len, hostile.column(name).to_pylist()), initial=numbers[0])) == numbers
 
 
-def test_records_lie_in_the_journal_as_they_came_and_come_out_so(tmp_path: Path) -> None:
+def test_records_are_in_the_journal_as_they_came_and_come_out_so(tmp_path: Path) -> None:
     with kvspool.create(tmp_path / "log", format="kvj") as journal:
         columns.append(journal, SequencedBatch(0, GOOD))
         columns.append(journal, SequencedBatch(10, GOOD.slice(1, 3)))
@@ -174,7 +174,7 @@ def test_a_cut_takes_as_much_as_fits_and_at_least_one() -> None:
     assert rows.cut(1 << 20) == (rows, None)
 
 
-def test_records_whose_times_the_journal_has_raised_are_the_same_when_they_come_again(tmp_path: Path) -> None:
+def test_records_whose_times_the_journal_has_raised_are_the_same_when_repeated(tmp_path: Path) -> None:
     with kvspool.create(tmp_path / "log", format="kvj") as journal:
         columns.append(journal, SequencedBatch(0, GOOD))
         columns.append(journal, SequencedBatch(4, GOOD))  # all of them earlier than the latest
@@ -186,7 +186,7 @@ def test_records_whose_times_the_journal_has_raised_are_the_same_when_they_come_
                 assert columns.first_difference(journal, SequencedBatch(first, other)) == first + at
 
 
-def test_records_that_a_crash_took_and_that_came_again_after_later_ones_are_the_same(tmp_path: Path) -> None:
+def test_records_lost_in_a_crash_and_sent_again_after_later_ones_are_the_same(tmp_path: Path) -> None:
     rows = [Row(b"%d" % at, None, 0, at) for at in range(6)]
     with kvspool.create(tmp_path / "log", format="kvj") as journal:
         columns.append(journal, SequencedBatch(0, batch(*rows[:3])))

@@ -138,7 +138,7 @@ def test_a_hub_that_ends_the_call_is_unreachable() -> None:
             Connection(location, Security(), OPENING, 20)
 
 
-def test_what_the_hub_lets_nobody_do_is_not_allowed() -> None:
+def test_an_action_that_the_hub_allows_no_user_is_refused() -> None:
     def refuse(reader: Any, writer: Any, is_over: threading.Event) -> None:
         raise flight.FlightUnauthenticatedError("no")
 

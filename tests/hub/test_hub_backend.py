@@ -71,7 +71,7 @@ def test_where_none_can_be_it_is_a_loopback_port(root: Path, tmp_path: Path, cap
         ship_some(server.location, root, tmp_path / "log")
 
 
-def test_who_comes_by_another_way_than_the_gate_is_refused(root: Path) -> None:
+def test_a_connection_past_the_proxy_is_refused(root: Path) -> None:
     with HubServer(root) as server:
         assert server._backend is not None
         with (

@@ -211,7 +211,7 @@ def test_calls_are_bounded_for_the_hub_as_a_whole(monkeypatch: pytest.MonkeyPatc
     assert (len(counted), counted.opening) == (0, 0)
 
 
-def test_a_flood_is_told_once_for_each_thousand_refused_calls_of_a_principal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flood_is_reported_once_for_each_thousand_refused_calls_of_a_principal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "MOST_OPENING", 0)
     monkeypatch.setattr(calls, "WINDOW", 3600)
     floods: list[str] = []
@@ -324,7 +324,7 @@ def test_calls_that_flush_have_two_threads_each() -> None:
     assert port.bounds == [threads.OWN + threads.SPARE + 2 * 1024]
 
 
-def test_the_bound_on_threads_is_given_up_where_unseen_threads_take_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bound_on_threads_is_abandoned_if_unseen_threads_take_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -358,7 +358,7 @@ def large(root: Path) -> Iterator[Path]:
     yield root
 
 
-def test_streams_that_nobody_reads_hold_bounded_memory_and_end_with_their_connections(large: Path) -> None:
+def test_unread_streams_hold_bounded_memory_and_end_with_their_connections(large: Path) -> None:
     streams = 40
     with (
         system.replaced(CountingPort()) as port,
@@ -392,7 +392,7 @@ def test_a_search_through_a_log_ends_with_its_connection(root: Path) -> None:
     assert len(asked) == 4, "a batch of 2 MiB for each"
 
 
-def test_readers_go_on_beside_others_that_take_nothing(large: Path) -> None:
+def test_readers_continue_next_to_others_that_take_nothing(large: Path) -> None:
     with HubServer(large, most_unread=2 * RECORD) as server, ExitStack() as stack:
         server.read_service.reads = Reads(2 * RECORD, patience=0.5)
         clients = [stack.enter_context(RawClient(server.location)) for _ in range(8)]

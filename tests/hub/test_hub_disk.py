@@ -49,7 +49,7 @@ def log(tmp_path: Path) -> Iterator[kvspool.Spool]:
         yield log
 
 
-def test_a_full_disk_refuses_serves_readers_and_goes_on(hub: Hub, log: kvspool.Spool) -> None:
+def test_a_full_disk_refuses_serves_readers_and_continues(hub: Hub, log: kvspool.Spool) -> None:
     with shipping(log.path, hub.location) as shipper, RemoteHub(hub.location) as remote:
         eventually(lambda: "free" in shipper.status().error or "space" in shipper.status().error)
         stored = remote.read_arrow("client", 0)

@@ -94,7 +94,7 @@ def said(program: str, addresses: int = resource.RLIM_INFINITY) -> str:
 
 
 @pytest.mark.parametrize(("before", "answer"), [("", "True"), ("import pyarrow; ", "False")])
-def test_whether_the_bound_holds_is_told(before: str, answer: str) -> None:
+def test_it_is_reported_whether_the_bound_holds(before: str, answer: str) -> None:
     assert said(f"{before}from hub.server import memory; print(memory.bound(1 << 30))") == answer
 
 

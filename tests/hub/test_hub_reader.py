@@ -108,7 +108,7 @@ def test_iterators_of_one_reader_take_turns(root: HubRoot) -> None:
         assert data(one) == []
 
 
-def test_a_new_reader_begins_where_it_is_told_and_later_clients_at_their_first_record(root: HubRoot) -> None:
+def test_a_new_reader_begins_at_its_start_and_later_clients_at_their_first_record(root: HubRoot) -> None:
     add(root, "a", ["old"], bits=0)
     with root.reader("latest", start="latest") as reader:
         add(root, "a", ["new"], bits=0)
@@ -126,7 +126,7 @@ def test_a_new_reader_begins_where_it_is_told_and_later_clients_at_their_first_r
     assert [one.name for one in root.readers()] == ["latest", "time"]
 
 
-def test_a_gap_is_handed_out_once(root: HubRoot) -> None:
+def test_a_gap_is_returned_once(root: HubRoot) -> None:
     add(root, "a", list(range(3)), bits=0, capacity=4096)
     with root.reader("r") as reader:
         reader.commit()
@@ -221,7 +221,7 @@ def test_a_removed_client_is_dropped_at_a_commit_and_another_one_of_its_name_is_
         assert data(reader.follow(timeout=0)) == [4, 5]
 
 
-def test_a_client_made_anew_between_two_runs_is_told_once_and_then_read_from_its_first_record(
+def test_a_client_recreated_between_two_runs_is_reported_once_and_read_from_its_first_record(
     root: HubRoot, options: dict[str, Any]
 ) -> None:
     add(root, "a", list(range(6)), **options)
@@ -249,7 +249,7 @@ def test_a_client_made_anew_between_two_runs_is_told_once_and_then_read_from_its
         assert data(reader.read()) == []
 
 
-def test_a_log_made_anew_with_the_same_records_is_told_by_its_id(root: HubRoot, options: dict[str, Any]) -> None:
+def test_a_recreated_log_with_the_same_records_is_identified_by_its_id(root: HubRoot, options: dict[str, Any]) -> None:
     def make() -> None:
         with kvspool.create(root.path / "a", **options) as log:
             for number in range(6):
@@ -282,7 +282,7 @@ def test_a_place_without_an_id_is_known_by_the_time_of_the_record_before_it(root
             assert len(list(reader.read())) == count
 
 
-def test_a_shard_restored_from_an_older_copy_is_told(root: HubRoot, options: dict[str, Any], tmp_path: Path) -> None:
+def test_a_shard_restored_from_an_older_copy_is_reported(root: HubRoot, options: dict[str, Any], tmp_path: Path) -> None:
     add(root, "a", [1], bits=0, **options)
     root.close()
     shutil.copytree(root.path / "a", tmp_path / "old")
@@ -301,7 +301,7 @@ def test_a_shard_restored_from_an_older_copy_is_told(root: HubRoot, options: dic
         assert data(reader.read(on_gap="skip")) == []
 
 
-def test_what_is_told_is_not_lost_when_another_iterator_begins(root: HubRoot) -> None:
+def test_changes_are_not_lost_when_another_iterator_begins(root: HubRoot) -> None:
     add(root, "a", [1, 2], bits=0)
     with root.reader("r") as reader:
         assert data(reader.read()) == [1, 2]
@@ -328,7 +328,7 @@ def test_a_client_with_another_number_of_shards_is_another_client(root: HubRoot)
         assert root.held("a", 0) == 1
 
 
-def test_a_client_removed_and_made_anew_while_following_is_read_to_its_end_and_then_anew(root: HubRoot) -> None:
+def test_a_client_removed_and_recreated_while_following_is_read_to_its_end_and_then_again(root: HubRoot) -> None:
     add(root, "a", [1, 2], bits=0)
     with root.reader("r") as reader, closing(reader.follow(timeout=0)) as following:
         assert next(following).data == 1
@@ -381,7 +381,7 @@ def test_a_killed_holder_s_reader_is_free_and_stands_at_its_commit(root: HubRoot
         assert len(data(reader.read())) == 30
 
 
-def test_a_forked_child_opens_the_reader_anew_when_its_parent_has_closed_it(root: HubRoot) -> None:
+def test_a_forked_child_opens_the_reader_again_when_its_parent_has_closed_it(root: HubRoot) -> None:
     add(root, "a", list(range(10)))
     go, ready = os.pipe()
     refused, tell = os.pipe()
@@ -436,7 +436,7 @@ def test_a_name_that_could_leave_its_directory_is_refused(root: HubRoot, name: s
     assert not (root.path / ".hub").exists()
 
 
-def test_readers_of_every_allowed_name_lie_side_by_side(root: HubRoot) -> None:
+def test_readers_of_every_allowed_name_are_stored_side_by_side(root: HubRoot) -> None:
     names = ["a", "a.positions", "a.positions.tmp", "a.lock", "A@b_c-1", "x" * 200]
     for name in names:
         root.reader(name).close()
@@ -613,7 +613,7 @@ def test_a_commit_that_fails_leaves_the_old_positions_or_the_new_ones_and_can_be
         assert nth > 5
 
 
-def test_the_records_of_a_journal_are_on_disk_before_the_position_behind_them(root: HubRoot) -> None:
+def test_the_records_of_a_journal_are_on_disk_before_the_position_after_them(root: HubRoot) -> None:
     add(root, "a", list(range(4)), bits=0, format="kvj")
 
     class Noting(system.Port):

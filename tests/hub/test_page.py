@@ -355,7 +355,7 @@ def test_the_page_answers_to_its_names(get: Callable[..., httpx.Response], host:
     "host",
     ["evil.example", "localhost.evil.example", "evil.example:127.0.0.1", "127.0.0.2", "0.0.0.0", "", "localhost:80:80", "::1"],
 )
-def test_a_name_that_somebody_points_here_is_refused(get: Callable[..., httpx.Response], host: str) -> None:
+def test_a_foreign_name_for_this_address_is_refused(get: Callable[..., httpx.Response], host: str) -> None:
     for path in PATHS:
         answer = get(path, Host=host)
         assert answer.status_code == 421 and "has no such name" in answer.text
@@ -479,7 +479,7 @@ def test_garbage_is_refused_without_filling_the_log(served: HubPage, caplog: pyt
 # Starting and stopping.
 
 
-def test_it_starts_and_stops_and_leaves_nothing_behind(told: Told) -> None:
+def test_it_starts_and_stops_and_leaves_nothing(told: Told) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         threads = threading.active_count()
@@ -546,7 +546,7 @@ def test_several_pages_serve_side_by_side() -> None:
 # History.
 
 
-def test_a_ring_keeps_the_last_steps_and_says_where_nobody_looked() -> None:
+def test_a_ring_keeps_the_last_steps_and_says_where_no_sample_was_taken() -> None:
     ring = RateBuffer(1, 4)
     assert ring.rows() == history.RateSeries(1, [], [], [])
     for at, records in ((10.5, 1), (11.4, 2), (11.6, 4), (13.5, 5)):

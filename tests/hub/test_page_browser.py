@@ -227,7 +227,7 @@ def test_it_is_readable_on_a_phone_in_both_schemes(look: Callable[..., Tab], bus
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_trouble_is_readable_too_and_nothing_moves_for_who_wants_no_motion(look: Callable[..., Tab], scheme: str) -> None:
+def test_trouble_is_readable_too_and_nothing_moves_with_reduced_motion(look: Callable[..., Tab], scheme: str) -> None:
     one = client("JFK", shards=[shard(lost=5)], refused={"quota": 3})
     told = Told(hub([one], free_bytes=GIB, certificate_expires=1, error="it hurts", readers=[ReaderStatus(name="spark", lag=8)]))
     with HubPage(told) as page:

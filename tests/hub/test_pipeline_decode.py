@@ -94,7 +94,7 @@ BAD = [
 ]
 
 
-def test_bad_rows_are_told_from_good_ones_and_both_stay_in_order() -> None:
+def test_bad_rows_are_distinguished_from_good_ones_and_both_stay_in_order() -> None:
     values = [b'{"k": %d}' % place if place % 2 else BAD[place // 2] for place in range(2 * len(BAD))]
     good, bad = split(plan_of("json", EVERYTHING), values)
     assert [row["k"] for row in good] == list(range(1, 2 * len(BAD), 2))
@@ -217,7 +217,7 @@ def test_keyed_values_without_a_table_are_plain_messagepack() -> None:
 # The folder of bad rows.
 
 
-def test_bad_rows_lie_in_a_file_of_their_task_and_a_replay_replaces_it(tmp_path: Path) -> None:
+def test_bad_rows_are_in_a_file_of_their_task_and_a_replay_replaces_it(tmp_path: Path) -> None:
     plan = plan_of("json", "k int", bad=str(tmp_path / "bad"))
     for _ in range(2):
         kept = BadFile(tmp_path / "bad", "job", 12, 3)

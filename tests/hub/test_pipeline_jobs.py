@@ -89,7 +89,7 @@ def job_of(text: str, folder: Path = Path("/jobs")) -> Any:
     return parse(tomllib.loads(text), folder / "delays.toml")
 
 
-def test_a_job_of_the_least_has_defaults_and_paths_beside_its_file() -> None:
+def test_a_job_of_the_least_has_defaults_and_paths_next_to_its_file() -> None:
     job = job_of(LEAST)
     assert (job.name, job.mode, job.interval) == ("delays", "append", 10.0)
     assert (job.source.options, job.source.root) == ({"path": "/jobs/root"}, Path("/jobs/root"))
@@ -115,7 +115,7 @@ def test_jobs_that_write_to_one_place_share_nothing_else(form: str) -> None:
 
 
 @pytest.mark.parametrize("option", ["startingOffsets", "StartingTimestamp", "startingOffsetsByTimestamp"])
-def test_a_pipeline_begins_at_the_beginning_unless_it_is_told_otherwise(option: str) -> None:
+def test_a_pipeline_begins_at_the_earliest_record_by_default(option: str) -> None:
     lenient = job_of(LEAST.replace("[decode]", 'startingOffsetsByTimestampStrategy = "latest"\n[decode]'))
     assert source_options(lenient)["startingOffsets"] == "earliest"
     told = job_of(LEAST.replace("[decode]", f'{option} = "7"\n[decode]'))

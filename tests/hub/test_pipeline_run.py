@@ -166,7 +166,7 @@ def test_a_time_far_ahead_takes_no_other_record_with_it(spark: SparkSession, roo
     assert sum(row["flights"] for row in parquet.read_table(root.parent / "out").to_pylist()) == 360
 
 
-def test_a_value_that_is_too_long_for_a_folder_stops_nobody(spark: SparkSession, root: Path) -> None:
+def test_a_value_that_is_too_long_for_a_folder_stops_no_other_process(spark: SparkSession, root: Path) -> None:
     longest = "/" * ((255 - len("carrier=")) // len("%2F"))
     with shard.open(root, prefix="JFK") as shards:
         for carrier in (longest, f"{longest}/", "x" * 300, "a\\u0000b"):
@@ -177,7 +177,7 @@ def test_a_value_that_is_too_long_for_a_folder_stops_nobody(spark: SparkSession,
     assert [row["carrier"] for row in found if row["row"] == 300] == [longest] and len(found) == 301
 
 
-def test_records_that_come_behind_the_watermark_are_counted(spark: SparkSession, root: Path) -> None:
+def test_records_that_come_after_the_watermark_are_counted(spark: SparkSession, root: Path) -> None:
     job = job_at(root.parent, tables=CLOSED_WINDOWS)
     append(root, range(10_000, 10_001))  # a week ahead
     assert PipelineRun(job, once=True).run(spark).late == 0

@@ -141,7 +141,7 @@ def test_the_first_version_is_shown_again_if_it_is_whole(tmp_path: Path) -> None
             assert table.has("q", 0) != damage and table.path.exists() != damage
 
 
-def test_a_sink_that_is_gone_is_told_from_one_that_has_had_no_rows(tmp_path: Path) -> None:
+def test_a_missing_sink_is_distinguished_from_one_without_rows(tmp_path: Path) -> None:
     path = tmp_path / "out"
     with Table(path) as table:
         with pytest.raises(SinkError, match="KVSPOOL_SINK_DAMAGED.* at batch 3"):
@@ -392,7 +392,7 @@ def run_killed(work: Callable[[Path], None], folder: Path, nth: int) -> bool:
 
 @pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize(("work", "after"), [(commit, 8), (replace, 8), (compact_all, 6)], ids=lambda one: getattr(one, "__name__", ""))
-def test_killed_at_any_step_it_shows_a_whole_version_and_goes_on(tmp_path: Path, work: Callable[[Path], None], after: int) -> None:
+def test_killed_at_any_step_it_shows_a_whole_version_and_continues(tmp_path: Path, work: Callable[[Path], None], after: int) -> None:
     with Table(tmp_path / "before" / "out") as table:
         fill(table, 3, "day=0")
     nth, is_over, shown = 0, False, []

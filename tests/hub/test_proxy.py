@@ -185,7 +185,7 @@ def test_where_no_pipe_is_to_be_had_the_bytes_are_copied(monkeypatch: pytest.Mon
     carriers.close()
 
 
-def test_an_end_of_one_direction_is_passed_on_and_the_other_goes_on(street: Street) -> None:
+def test_an_end_of_one_direction_is_passed_on_and_the_other_continues(street: Street) -> None:
     street.build()
     client, server, _ = street.pair()
     client.sendall(b"question")
@@ -294,7 +294,7 @@ def test_a_reset_of_a_client_that_had_sent_its_end_is_noticed(street: Street) ->
     wait_until(lambda: street.proxy.stats().open == 0)
 
 
-def test_a_client_is_reset_when_nobody_listens_behind_and_served_after_a_retarget(street: Street) -> None:
+def test_a_client_is_reset_without_a_server_and_served_after_a_retarget(street: Street) -> None:
     gone = street.listen()
     street.build(target=gone.getsockname())
     gone.close()
@@ -624,7 +624,7 @@ def test_who_can_send_nothing_since_the_server_takes_nothing_is_not_idle(street:
         proxy.close()
 
 
-def test_who_reads_a_stream_may_pause_for_longer(street: Street) -> None:
+def test_a_reader_of_a_stream_may_pause_for_longer(street: Street) -> None:
     clock = Clock()
     with system.replaced(clock):
         proxy = street.build(Limits(idle_seconds=60, authentication_seconds=0.04))
@@ -665,7 +665,7 @@ def test_without_descriptors_clients_wait_and_the_gate_rests(street: Street, cap
     assert read(server, 7) == b"at last"
 
 
-def test_a_client_for_whom_there_is_no_second_descriptor_is_refused(street: Street) -> None:
+def test_a_client_without_room_for_a_second_descriptor_is_refused(street: Street) -> None:
     street.build()
     client = street.stack.enter_context(socket.socket())
     client.settimeout(GUARD)

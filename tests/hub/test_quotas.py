@@ -58,7 +58,7 @@ def test_what_is_beyond_the_burst_is_paid_for_by_waiting(disk: Disk) -> None:
     assert bucket.take(60) == pytest.approx(0.1)
 
 
-def test_one_who_may_not_wait_takes_nothing_of_what_is_not_there(disk: Disk) -> None:
+def test_a_caller_without_patience_takes_nothing_of_an_incomplete_amount(disk: Disk) -> None:
     bucket = TokenBucket(10, burst=2)
     assert [bucket.try_take(1) for _ in range(4)] == [True, True, False, False]
     disk.pass_(0.1)
@@ -66,7 +66,7 @@ def test_one_who_may_not_wait_takes_nothing_of_what_is_not_there(disk: Disk) -> 
 
 
 @given(st.lists(st.tuples(st.floats(0, 1000), st.floats(0, 5)), max_size=30))
-def test_who_waits_as_told_never_takes_more_than_rate_and_burst(steps: list[tuple[float, float]]) -> None:
+def test_a_peer_that_waits_as_asked_never_takes_more_than_rate_and_burst(steps: list[tuple[float, float]]) -> None:
     with system.replaced(Disk()) as clock:
         assert isinstance(clock, Disk)
         bucket, began, taken = TokenBucket(100, burst=70), clock.monotonic(), 0.0
@@ -78,7 +78,7 @@ def test_who_waits_as_told_never_takes_more_than_rate_and_burst(steps: list[tupl
 
 
 @given(st.lists(st.floats(0, 1000), min_size=1, max_size=30))
-def test_who_waits_as_told_gets_the_whole_rate(amounts: list[float]) -> None:
+def test_a_peer_that_waits_as_asked_gets_the_whole_rate(amounts: list[float]) -> None:
     with system.replaced(Disk()) as clock:
         assert isinstance(clock, Disk)
         bucket, began = TokenBucket(100, burst=70), clock.monotonic()
@@ -194,7 +194,9 @@ def test_threads_together_store_no_more_than_the_quota(disk: Disk) -> None:
 # The disk.
 
 
-def test_intake_stops_below_the_mark_and_goes_on_above_the_higher_one(disk: Disk, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_ingest_stops_below_the_mark_and_continues_above_the_higher_one(
+    disk: Disk, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     space = Space(tmp_path, low=8 * GIB, high=10 * GIB)
     space.admit(GIB)
     below, above = [(8 * GIB - 512, True), (9 * GIB, True), (10 * GIB - 512, True)], [(10 * GIB, False), (8 * GIB, False)]
@@ -287,7 +289,7 @@ def test_every_error_of_a_hub_is_listed_and_says_when_to_try_again() -> None:
 
 
 @pytest.mark.parametrize(("connections", "limit"), [(None, MOST_CALLS), (MOST_CALLS + 5, MOST_CALLS + 5)])
-def test_nobody_has_calls_without_end(disk: Disk, connections: int | None, limit: int) -> None:
+def test_the_calls_of_a_peer_are_limited(disk: Disk, connections: int | None, limit: int) -> None:
     meter = Meter("jfk", Quota(connections=connections))
     with ExitStack() as calls:
         for number in range(limit):
@@ -299,7 +301,7 @@ def test_nobody_has_calls_without_end(disk: Disk, connections: int | None, limit
         assert meter.calls == 1
 
 
-def test_nobody_has_calls_without_end_on_one_connection(disk: Disk) -> None:
+def test_the_calls_on_one_connection_are_limited(disk: Disk) -> None:
     meter = Meter("jfk")
     with ExitStack() as calls:
         for _ in range(MOST_OF_CONNECTION):

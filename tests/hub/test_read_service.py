@@ -133,7 +133,7 @@ def test_a_batch_has_two_mebibytes_at_most_and_a_large_record_comes_alone(root: 
     assert sizes == [20, 1, 1, 0]
 
 
-def test_only_the_columns_of_a_ticket_are_sent_and_rows_say_their_sequence_beside_them(root: Path, client: flight.FlightClient) -> None:
+def test_only_the_columns_of_a_ticket_are_sent_and_rows_say_their_sequence_next_to_them(root: Path, client: flight.FlightClient) -> None:
     with kvspool.create(root / "JFK", format="kvj", first_sequence=5) as log:
         log.append_many([b"a", b"b"], type=7)
         log.append_batch(JournalBatch([b"c"]), at=9)
@@ -227,7 +227,7 @@ def test_only_what_is_on_disk_and_the_hub_puts_it_there_first(root: Path, client
 # Lost records.
 
 
-def test_sequences_that_were_left_out_are_told_in_their_place(root: Path, client: flight.FlightClient) -> None:
+def test_skipped_sequences_are_reported_in_their_place(root: Path, client: flight.FlightClient) -> None:
     with journal(root, count=2) as log:
         log.append_batch(JournalBatch([b"late"]), at=10)
     chunks = list(client.do_get(flight.Ticket(b'{"client": "JFK"}')))
@@ -235,7 +235,7 @@ def test_sequences_that_were_left_out_are_told_in_their_place(root: Path, client
     assert json.loads(chunks[1].app_metadata.to_pybytes()) == {"gap": {"first": 2, "last": 9, "reason": "missing"}}
 
 
-def test_what_was_overwritten_or_trimmed_is_told_to_who_asks_for_it(root: Path, client: flight.FlightClient) -> None:
+def test_overwritten_or_trimmed_records_are_reported_to_a_reader_that_asks_for_them(root: Path, client: flight.FlightClient) -> None:
     with kvspool.create(root / "EWR", capacity="64KiB") as spool, journal(root, count=100, segment_bytes=1000) as log:
         spool.append_many([b"x" * 1000] * 100)
         log.trim(before=50)
@@ -274,7 +274,7 @@ def test_damage_at_the_end_is_an_error_after_what_is_whole_and_no_quiet_end(root
     assert str(root) not in found.message
 
 
-def test_an_error_nobody_thought_of_says_nothing_of_the_hub_s_code(
+def test_an_unexpected_error_shows_nothing_of_the_hub_s_code(
     root: Path, client: flight.FlightClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal(root).close()
@@ -342,7 +342,7 @@ def test_whatever_a_ticket_is_it_is_understood_or_malformed(data: bytes) -> None
     assert 0 <= ticket.shard < 1024
 
 
-def test_a_start_that_is_not_there_yet_is_refused_with_the_next_sequence(root: Path, client: flight.FlightClient) -> None:
+def test_a_start_that_is_not_written_yet_is_refused_with_the_next_sequence(root: Path, client: flight.FlightClient) -> None:
     journal(root).close()
     found = failure(lambda: get(client, client="JFK", start=11))
     assert (found.reason, found.expected) == ("unexpected", 10)
@@ -355,7 +355,9 @@ def test_what_is_not_there_is_not_found(root: Path, client: flight.FlightClient)
     assert failure(lambda: client.get_flight_info(flight.FlightDescriptor.for_path("EWR"))).reason == "not-found"
 
 
-def test_who_may_not_read_a_client_learns_nothing_of_it(root: Path, server: HubServer, client: flight.FlightClient) -> None:
+def test_a_principal_without_the_right_to_read_a_client_learns_nothing_of_it(
+    root: Path, server: HubServer, client: flight.FlightClient
+) -> None:
     journal(root, "JFK").close()
     journal(root, "EWR").close()
     server.reading_right = server.listing_right = lambda context: lambda name: name == "EWR"  # type: ignore[method-assign,assignment,misc]
@@ -525,7 +527,7 @@ def test_a_hub_says_what_it_is_and_its_root_keeps_its_id(root: Path, tmp_path: P
     assert found[0]["version"] == 1
 
 
-def test_changes_are_told_once(root: Path, client: flight.FlightClient) -> None:
+def test_changes_are_reported_once(root: Path, client: flight.FlightClient) -> None:
     with journal(root, "JFK") as log, journal(root, "EWR"):
         first = ask_changes(client)
         assert [(shard["client"], shard["first"], shard["next"]) for shard in first["shards"]] == [("EWR", 0, 10), ("JFK", 0, 10)]
@@ -536,7 +538,7 @@ def test_changes_are_told_once(root: Path, client: flight.FlightClient) -> None:
         assert len(ask_changes(client, since="another run's.7")["shards"]) == 2
 
 
-def test_who_waits_for_changes_is_told_at_once_what_a_shipper_sends(root: Path, tmp_path: Path, server: HubServer) -> None:
+def test_a_waiter_for_changes_sees_at_once_what_a_shipper_sends(root: Path, tmp_path: Path, server: HubServer) -> None:
     with kvspool.create(tmp_path / "log", capacity="1MiB") as log, dial(server.location) as client:
         with Shipper(tmp_path / "log", server.location, client="LAX") as shipper:
             log.append(b"1")
@@ -567,7 +569,7 @@ def test_bad_questions_for_changes_are_refused(client: flight.FlightClient, body
     assert failure(lambda: list(client.do_action(flight.Action("changes", body)))).reason == "malformed"
 
 
-def test_the_hub_does_not_wait_for_who_is_gone(root: Path, server: HubServer, client: flight.FlightClient) -> None:
+def test_the_hub_does_not_wait_for_a_client_that_is_gone(root: Path, server: HubServer, client: flight.FlightClient) -> None:
     token = ask_changes(client)["token"]
     action = flight.Action("changes", json.dumps({"since": token, "wait": 30}).encode())
     with pytest.raises(flight.FlightTimedOutError):
@@ -575,7 +577,7 @@ def test_the_hub_does_not_wait_for_who_is_gone(root: Path, server: HubServer, cl
     assert settled(lambda: len(server.read_service.index._changed._waiters), 0) == 0  # type: ignore[attr-defined]
 
 
-def test_a_hub_that_is_closed_keeps_nobody_waiting(root: Path) -> None:
+def test_a_hub_that_is_closed_blocks_no_process(root: Path) -> None:
     server = serve(root)
     server.start()
     with dial(server.location) as client:
@@ -598,7 +600,7 @@ def test_a_time_can_be_written_in_many_ways() -> None:
     assert reading.nanoseconds("2026-01-31T13:00:00.000005678+01:00") == expected + 678
 
 
-def test_the_gap_that_is_told_names_no_path() -> None:
+def test_the_reported_gap_names_no_path() -> None:
     assert msgspec.json.encode(reading.gap_note(Gap(1, 2, "missing", "/secret"))) == b'{"first":1,"last":2,"reason":"missing"}'
 
 

@@ -107,7 +107,7 @@ def test_a_range_is_read(remote: RemoteHub, asked: dict[str, Any], expected: lis
     assert remote.read_arrow("JFK", 0, **asked)["sequence"].to_pylist() == expected
 
 
-def test_a_gap_is_an_error_skipped_or_handed_out(remote: RemoteHub) -> None:
+def test_a_gap_is_an_error_skipped_or_returned(remote: RemoteHub) -> None:
     with pytest.raises(GapError) as raised:
         remote.read_arrow("EWR", 0)
     assert (raised.value.gap.first, raised.value.gap.last, raised.value.gap.reason) == (2, 8, "missing")
@@ -207,7 +207,7 @@ def test_an_error_of_a_damaged_shard_has_the_records_before_the_damage(root: Pat
     assert raised.value.partial.num_rows == 9
 
 
-def test_nobody_at_the_address_is_unreachable() -> None:
+def test_an_address_without_a_server_is_unreachable() -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         location = f"grpc://127.0.0.1:{listener.getsockname()[1]}"
@@ -234,7 +234,7 @@ time.sleep(600)
 """
 
 
-def test_a_hub_that_dies_in_the_midst_gives_an_error_and_no_short_table(root: Path) -> None:
+def test_a_hub_that_crashes_during_a_read_gives_an_error_and_no_short_table(root: Path) -> None:
     with kvspool.create(root / "LGA", format="sej") as log:
         for _ in range(64):
             log.append_many([b"x" * 10_000] * 100)

@@ -171,7 +171,7 @@ def test_read_gives_the_records_of_all_clients_by_time_with_whose_they_are(root:
         assert (record.type, record.key, record.timestamp) == (record.data, b"%d" % record.data, 1000 + record.data)
 
 
-def test_read_starts_where_it_is_told_to_and_ends_at_its_limit(root: HubRoot, clock: Clock) -> None:
+def test_read_starts_at_its_start_and_ends_at_its_limit(root: HubRoot, clock: Clock) -> None:
     base = 1_700_000_000
     for client in ("a", "b"):
         for at in range(5):
@@ -204,7 +204,7 @@ def test_a_synced_reader_sees_of_every_client_only_what_is_on_disk(root: HubRoot
         assert [record.data for record in root.read(isolation="synced")] == ["one", "three", "four"]
 
 
-def test_a_gap_is_raised_handed_out_or_skipped(root: HubRoot) -> None:
+def test_a_gap_is_raised_returned_or_skipped(root: HubRoot) -> None:
     with root.create_client("a", bits=0, capacity=SMALL) as shards, closing(root.follow(timeout=0)) as following:
         shards.append_many([b""] * 20)
         assert next(following).sequence == 0
@@ -356,7 +356,7 @@ def test_the_disk_space_of_a_client_that_was_forgotten_is_given_back(
         assert {name for name in open_files() if "/a.1.00" in name} == set()
 
 
-def test_a_client_that_was_removed_and_made_anew_is_read_anew(root: HubRoot, clock: Clock) -> None:
+def test_a_client_that_was_removed_and_recreated_is_read_again(root: HubRoot, clock: Clock) -> None:
     add(root, "a", ["old"])
     with closing(root.follow(timeout=1)) as following:
         assert seen(following) == [("a", "old")]
@@ -367,7 +367,7 @@ def test_a_client_that_was_removed_and_made_anew_is_read_anew(root: HubRoot, clo
         assert (record.data, record.sequence) == ("new", 0)
 
 
-def test_a_client_made_anew_before_its_removal_was_noticed_loses_nothing(root: HubRoot, clock: Clock) -> None:
+def test_a_client_recreated_before_its_removal_was_noticed_loses_nothing(root: HubRoot, clock: Clock) -> None:
     add(root, "a", ["old"])
     with closing(root.follow(timeout=1)) as following:
         remove(root, "a")

@@ -166,7 +166,7 @@ def test_who_loses_the_right_to_read_gets_the_batches_that_are_under_way_and_no_
             remote.read_arrow("jfk", 0)
 
 
-def test_who_loses_the_right_to_read_while_he_waits_is_told_nothing(
+def test_a_waiter_that_loses_the_right_to_read_gets_nothing(
     reading: Security, server: HubServer, root: Path, access: Path
 ) -> None:
     with kvspool.create(root / "jfk", format="kvj") as log, RemoteHub(server.location, security=reading) as remote:
@@ -180,7 +180,7 @@ def test_who_loses_the_right_to_read_while_he_waits_is_told_nothing(
                 waits.result(PATIENCE)
 
 
-def test_flights_are_told_to_who_may_list_and_records_to_who_may_read(
+def test_flights_need_the_right_to_list_and_records_the_right_to_read(
     watchful: None, server: HubServer, root: Path, access: Path, security: Security, tmp_path: Path
 ) -> None:
     for client in ("jfk", "jfk-2", "lga", "ewr", "lga-secret"):
@@ -225,7 +225,7 @@ def test_reading_calls_are_counted_until_their_last_answer(
         until(lambda: meter.calls == 0)
 
 
-def test_the_quota_of_connections_is_held_for_who_reads(
+def test_the_quota_of_connections_is_held_during_a_read(
     reading: Security, server: HubServer, root: Path, access: Path
 ) -> None:
     access.write_text(access.read_text().replace("[quota]", "[quota]\nconnections = 1"))
@@ -301,7 +301,7 @@ def test_requests_that_were_answered_count_no_more(narrow: HubServer) -> None:
             assert len(list(client.do_action(flight.Action("server", b" " * (1 << 19))))) == 1
 
 
-def test_who_reads_may_pause_between_two_batches(root: Path) -> None:
+def test_a_reader_may_pause_between_two_batches(root: Path) -> None:
     count = 100
     with kvspool.create(root / "jfk", format="kvj") as log:
         for _ in range(count):
@@ -317,7 +317,7 @@ def test_who_reads_may_pause_between_two_batches(root: Path) -> None:
         assert rows + sum(batch.num_rows for batch in batches) == count
 
 
-def test_a_connection_ships_and_reads_as_long_as_it_likes(narrow: HubServer) -> None:
+def test_a_connection_ships_and_reads_without_a_limit_of_time(narrow: HubServer) -> None:
     with connection(narrow, "jfk", Security()) as call, RemoteHub(narrow.location) as remote:
         for number in range(20):
             send(call, number, 1 << 20)
@@ -361,7 +361,7 @@ def test_shards_count_against_the_quota_once_they_are_made(
     Connection(server.location, security, openings[0]).close()
 
 
-def test_without_room_a_hub_refuses_and_goes_on_by_itself(
+def test_without_room_a_hub_refuses_and_continues_automatically(
     server: HubServer, security: Security, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with connection(server, "jfk", security) as call:
@@ -386,7 +386,7 @@ def test_without_room_a_hub_refuses_and_goes_on_by_itself(
     until(is_taken)
 
 
-def test_new_certificates_are_served_without_a_restart_and_calls_go_on(
+def test_new_certificates_are_served_without_a_restart_and_calls_continue(
     root: Path, access: Path, security: Security, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hub.server.server.ROUND", 0.05)

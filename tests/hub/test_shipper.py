@@ -88,7 +88,7 @@ def test_keyed_records_arrive_as_messagepack(server: HubServer, root: Path, path
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("format", ["kvj", "sej"])
-def test_a_journal_is_shipped_and_made_anew(server: HubServer, root: Path, path: Path, format: Any) -> None:
+def test_a_journal_is_shipped_and_recreated(server: HubServer, root: Path, path: Path, format: Any) -> None:
     with kvspool.create(path, format=format) as log:
         log.append_many([b"%d" % number for number in range(3000)], keys=[b"key"] * 3000)
         ship(path, server)
@@ -276,7 +276,7 @@ def test_a_hub_that_is_there_later_gets_all(root: Path, path: Path) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_log_that_was_made_anew_while_it_is_shipped_becomes_a_generation(server: HubServer, root: Path, path: Path) -> None:
+def test_a_log_that_was_recreated_while_it_is_shipped_becomes_a_generation(server: HubServer, root: Path, path: Path) -> None:
     log = kvspool.create(path)
     log.append_many([b"old %d" % number for number in range(10)])
     with shipping(path, server.location) as shipper:
@@ -363,7 +363,7 @@ def test_a_lock_that_is_held_for_too_long_stops_its_shard_until_it_is_free(root:
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("obstacle", ["busy", "empty"])
-def test_a_log_made_anew_that_can_not_be_taken_at_once_is_taken_later(
+def test_a_recreated_log_that_can_not_be_taken_at_once_is_taken_later(
     server: HubServer, root: Path, tmp_path: Path, obstacle: str
 ) -> None:
     """Another process has its durable reader, or it is being created: only its directory is there. The others continue."""
@@ -430,7 +430,7 @@ def second(tmp_path: Path) -> Iterator[HubServer]:
         yield server
 
 
-def test_a_log_that_moves_goes_on_behind_what_the_first_hub_has_and_loses_nothing(
+def test_a_log_that_moves_continues_after_what_the_first_hub_has_and_loses_nothing(
     server: HubServer, second: HubServer, tmp_path: Path, path: Path
 ) -> None:
     with kvspool.create(path) as log:
@@ -447,7 +447,7 @@ def test_a_log_that_moves_goes_on_behind_what_the_first_hub_has_and_loses_nothin
 
 
 @pytest.mark.parametrize("call", ["__init__", "put"])
-def test_a_move_that_is_interrupted_before_anything_arrived_goes_on_where_it_began(
+def test_a_move_that_is_interrupted_before_anything_arrived_continues_where_it_began(
     server: HubServer, second: HubServer, tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     """The shipper is killed before it has reached the new hub, or when that knows the log and has no record of it."""
@@ -481,7 +481,7 @@ def test_a_hub_that_has_acknowledged_something_after_a_move_and_lost_it_gets_all
             assert (sender.acked, sender.behind) == (0, 20)
 
 
-def test_what_is_overwritten_after_a_move_is_lost_and_what_lies_before_it_is_not(
+def test_records_overwritten_after_a_move_are_lost_and_those_before_it_are_not(
     server: HubServer, second: HubServer, tmp_path: Path, path: Path
 ) -> None:
     with kvspool.create(path, capacity=4096) as log:
@@ -551,7 +551,7 @@ def test_another_number_of_shards_is_a_conflict(server: HubServer, path: Path, t
         ship(tmp_path / "set", server)
 
 
-def test_a_shard_that_is_damaged_at_the_hub_stops_alone_and_goes_on_when_it_is_repaired(
+def test_a_shard_that_is_damaged_at_the_hub_stops_alone_and_continues_when_it_is_repaired(
     server: HubServer, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hub.client.log_sender.ASK_AGAIN", 0.2)
@@ -650,7 +650,7 @@ def test_a_network_that_is_slower_than_the_shipper_is_patient_gets_it_all_throug
 
 
 @pytest.mark.parametrize("kind", ["cut", "reset", "half-open", "stall", "truncate", "duplicate"])
-def test_a_connection_that_breaks_in_the_midst_of_a_batch_costs_nothing(root: Path, path: Path, kind: str) -> None:
+def test_a_connection_that_breaks_during_a_batch_costs_nothing(root: Path, path: Path, kind: str) -> None:
     with HubProcess(root) as hub, Proxy(("127.0.0.1", hub.port)) as proxy, kvspool.create(path) as log:
         broken = proxy.add(Fault("cut" if kind == "duplicate" else kind, at=20_000))
         if kind == "duplicate":

@@ -125,7 +125,7 @@ def start(spark: SparkSession, tmp_path: Path) -> Iterator[Callable[..., Streami
         query.stop()
 
 
-def test_a_stream_reads_what_is_there_and_goes_on_there(
+def test_a_stream_reads_what_is_there_and_continues_there(
     start: Callable[..., StreamingQuery], server: HubServer, root: Path, secrets: Path
 ) -> None:
     ours = {**options(server, secrets), "groupId": "query", "maxOffsetsPerTrigger": "60"}
@@ -152,7 +152,7 @@ def test_a_stream_reads_what_is_there_and_goes_on_there(
     until(query, has_moved)  # it does so once a second
 
 
-def test_a_stream_goes_on_when_the_hub_was_killed_and_a_client_that_comes_is_read(
+def test_a_stream_continues_when_the_hub_was_killed_and_a_client_that_comes_is_read(
     start: Callable[..., StreamingQuery], root: Path
 ) -> None:
     sink = Sink()

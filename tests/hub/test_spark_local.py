@@ -100,7 +100,7 @@ def test_overwriting_and_a_resize_are_seen_and_the_log_stays_the_same(tmp_path: 
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_log_that_was_made_anew_has_another_id(tmp_path: Path, look_at: Callable[..., LocalShards], format: str) -> None:
+def test_a_log_that_was_recreated_has_another_id(tmp_path: Path, look_at: Callable[..., LocalShards], format: str) -> None:
     with create(tmp_path / "log", format) as log:
         log.append_many([b"v"] * 5)
     shards = look_at(tmp_path / "log")
@@ -121,7 +121,7 @@ def test_a_log_that_was_made_anew_has_another_id(tmp_path: Path, look_at: Callab
         list(planned.batches())
 
 
-def test_clients_and_shards_appear_and_go_by_themselves(tmp_path: Path, look_at: Callable[..., LocalShards]) -> None:
+def test_clients_and_shards_appear_and_go_automatically(tmp_path: Path, look_at: Callable[..., LocalShards]) -> None:
     with hub.create(tmp_path / "root") as root:
         shards = look_at(root.path)
         assert shards.look() == {}
@@ -139,7 +139,7 @@ def test_clients_and_shards_appear_and_go_by_themselves(tmp_path: Path, look_at:
             shards.look()
 
 
-def test_a_shard_that_was_made_anew_under_a_root_has_another_id(tmp_path: Path, look_at: Callable[..., LocalShards]) -> None:
+def test_a_shard_that_was_recreated_under_a_root_has_another_id(tmp_path: Path, look_at: Callable[..., LocalShards]) -> None:
     shard.create(tmp_path, prefix="p", bits=1, capacity=4096).append_many([b"v"] * 5)
     shards = look_at(tmp_path)
     key = ShardKey("p", 1)
@@ -152,7 +152,7 @@ def test_a_shard_that_was_made_anew_under_a_root_has_another_id(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_topic_that_was_made_anew_with_another_number_of_shards_is_seen_as_it_is(
+def test_a_topic_that_was_recreated_with_another_number_of_shards_is_seen_as_it_is(
     tmp_path: Path, look_at: Callable[..., LocalShards], monkeypatch: pytest.MonkeyPatch, format: str
 ) -> None:
     for at in range(2):
@@ -179,7 +179,7 @@ def test_a_topic_that_was_made_anew_with_another_number_of_shards_is_seen_as_it_
     assert port.calls == []
 
 
-def test_a_topic_that_was_made_anew_with_a_hole_is_an_error(tmp_path: Path, look_at: Callable[..., LocalShards]) -> None:
+def test_a_topic_that_was_recreated_with_a_hole_is_an_error(tmp_path: Path, look_at: Callable[..., LocalShards]) -> None:
     shard.create(tmp_path, prefix="p", bits=1, capacity=4096).close()
     shards = look_at(tmp_path)
     assert ends(shards) == {("p", 0): 0, ("p", 1): 0}
@@ -205,7 +205,7 @@ def test_a_set_that_is_being_made_is_no_error_and_one_with_a_hole_is(tmp_path: P
     assert look_at(tmp_path, selection=Selection(topics=frozenset("p"))).look().keys() == {("p", 0), ("p", 1)}
 
 
-def test_what_is_no_shard_is_told(tmp_path: Path, look_at: Callable[..., LocalShards]) -> None:
+def test_a_directory_that_is_no_shard_is_reported(tmp_path: Path, look_at: Callable[..., LocalShards]) -> None:
     (tmp_path / "file").write_bytes(b"")
     for name in ("none", "file"):
         with pytest.raises(LogNotFound, match="is neither a log nor a root of shards"):
@@ -316,7 +316,7 @@ def test_a_commit_moves_the_reader_of_a_root_which_holds_back_nothing_else(tmp_p
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs another user")
 @pytest.mark.parametrize("format", FORMATS)
-def test_who_may_only_read_reads_and_can_have_no_reader(tmp_path: Path, format: str) -> None:
+def test_a_user_without_write_permission_reads_and_can_have_no_durable_reader(tmp_path: Path, format: str) -> None:
     with create(tmp_path / "log", format) as log:
         log.append_many([b"v"] * 3)
     let_others_read(tmp_path)

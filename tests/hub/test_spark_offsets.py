@@ -117,7 +117,7 @@ def test_what_is_wrong_with_offsets_is_said(given: object, words: str) -> None:
     ("noted", "log_id", "same"),
     [("", ID, True), ("", "", True), (ID[:8], ID, True), (ID, ID[:8], True), (ID[:8], OTHER, False), (ID[:8], "", False)],
 )
-def test_a_log_is_told_by_the_digits_that_are_known(noted: str, log_id: str, same: bool) -> None:
+def test_a_log_is_identified_by_the_known_digits(noted: str, log_id: str, same: bool) -> None:
     assert offsets.is_same_log(noted, log_id) is same
 
 
@@ -130,7 +130,7 @@ def test_a_log_is_told_by_the_digits_that_are_known(noted: str, log_id: str, sam
         (ShardOffsets({ShardKey("x", 3): 4, A1: 2}, {}), "PARTITIONS_DELETED", "topic 'x', partition 3 was removed", {A1: 2}),
     ],
 )
-def test_what_is_lost_is_reported_with_a_code_and_the_place_or_the_query_goes_on_behind_it(
+def test_a_loss_is_reported_with_a_code_and_the_place_or_the_query_continues_after_it(
     noted: ShardOffsets, code: str, words: str, then: dict[ShardKey, int]
 ) -> None:
     with pytest.raises(Lost, match=rf"^\[KVSPOOL_{code}\]") as failure:
@@ -142,7 +142,7 @@ def test_what_is_lost_is_reported_with_a_code_and_the_place_or_the_query_goes_on
 
 
 @given(st.dictionaries(keys, st.integers(0, 120), max_size=6), shards)
-def test_a_query_goes_on_within_what_is_there_and_never_earlier_in_the_same_log(
+def test_a_query_continues_within_the_log_and_never_earlier_in_it(
     places: dict[ShardKey, int], found: dict[ShardKey, Extent]
 ) -> None:
     losses: list[str] = []
@@ -266,7 +266,7 @@ def test_options_name_every_shard_and_no_other(bound: Bound, code: str, words: s
     assert words in str(failure.value)
 
 
-def test_an_offset_that_is_gone_or_not_there_yet_is_a_loss() -> None:
+def test_an_offset_that_is_gone_or_not_written_yet_is_a_loss() -> None:
     gone, beyond = (Bound(offsets=ShardOffsets({A0: at, A1: 0, B0: 7}, {})) for at in (3, 21))
     with pytest.raises(Lost, match=r"KVSPOOL_DATA_LOSS.*offsets 3 to 9 are lost.*option startingOffsets asks for offset 3"):
         starting(gone)

@@ -180,7 +180,7 @@ def test_what_a_stream_has_no_use_for_is_refused(given: dict[str, str], words: s
     assert words in str(failure.value)
 
 
-def test_hubs_are_named_in_several_ways_and_a_token_is_shown_to_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hubs_are_named_in_several_ways_and_a_token_is_never_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pyarrow")
     options = ReadOptions.parse({"hub": "hub://h1:7070, grpc://h2:7071", "token": "kvs_hush", "caFile": str(tmp_path / "ca")})
     assert options.hubs == ("grpc+tls://h1:7070", "grpc://h2:7071")

@@ -203,7 +203,7 @@ def test_what_can_not_be_read_is_said_before_any_task_runs(
     assert words in told(failure)
 
 
-def test_a_start_behind_the_end_is_refused(tmp_path: Path) -> None:
+def test_a_start_after_the_end_is_refused(tmp_path: Path) -> None:
     with kvspool.create(tmp_path / "log", capacity=65536) as log:
         fill(log, 10)
     ours = reader(tmp_path / "log", startingOffsets='{"log": {"0": 5}}', endingOffsets='{"log": {"0": 4}}')

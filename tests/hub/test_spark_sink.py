@@ -96,7 +96,7 @@ def test_a_batch_that_is_replayed_adds_nothing(spark: SparkSession, folder: Path
     assert values(root) == list(range(4 * PER_FILE))
 
 
-def test_a_batch_that_comes_again_in_other_partitions_is_told(spark: SparkSession, folder: Path, tmp_path: Path) -> None:
+def test_a_batch_that_is_repeated_in_other_partitions_is_an_error(spark: SparkSession, folder: Path, tmp_path: Path) -> None:
     from pyspark.errors import StreamingQueryException
 
     root, checkpoint = tmp_path / "root", tmp_path / "checkpoint"
@@ -109,7 +109,7 @@ def test_a_batch_that_comes_again_in_other_partitions_is_told(spark: SparkSessio
         assert sorted(int(record.data) for record in shards.read()) == list(range(3 * PER_FILE)), "nothing more was written"
 
 
-def test_parts_of_a_batch_in_partitions_that_it_has_no_more_are_told(tmp_path: Path) -> None:
+def test_parts_of_a_batch_in_partitions_that_it_has_no_more_are_an_error(tmp_path: Path) -> None:
     from pyspark.sql.types import StringType, StructField, StructType
 
     from hub.spark.appending import Appended
@@ -202,7 +202,7 @@ def test_a_batch_that_failed_loses_no_row_in_other_partitions_if_it_may_change(s
         assert {int(record.data) for record in shards.read()} == set(range(3 * PER_FILE)), "some may be there twice, none is missing"
 
 
-def test_what_was_left_of_a_batch_is_appended_when_it_comes_again(spark: SparkSession, folder: Path, tmp_path: Path) -> None:
+def test_the_rest_of_a_batch_is_appended_when_it_is_repeated(spark: SparkSession, folder: Path, tmp_path: Path) -> None:
     root, checkpoint = tmp_path / "root", tmp_path / "checkpoint"
     run(stream(spark, folder), root, checkpoint)
     (name,) = {one.name for log in ShardSet.open(root).shards for one in log.producers()}
@@ -271,7 +271,7 @@ def test_only_the_output_mode_append_is_possible(spark: SparkSession, folder: Pa
 
 
 @pytest.mark.timeout(300)  # another JVM
-def test_a_driver_that_is_killed_between_write_and_commit_goes_on_with_its_checkpoint(
+def test_a_driver_that_is_killed_between_write_and_commit_continues_with_its_checkpoint(
     spark: SparkSession, folder: Path, tmp_path: Path
 ) -> None:
     root, checkpoint = tmp_path / "root", tmp_path / "checkpoint"

@@ -82,7 +82,7 @@ def append(root: Path, client: str, begin: int, end: int) -> list[str]:
     return [f"{client}-{at}" for at in range(begin, end)]
 
 
-def test_available_now_reads_everything_in_limited_batches_and_a_restart_goes_on_there(
+def test_available_now_reads_everything_in_limited_batches_and_a_restart_continues_there(
     start: Callable[..., StreamingQuery], root: Path
 ) -> None:
     first = append(root, "JFK", 0, 100)

@@ -212,7 +212,7 @@ def test_a_batch_is_the_same_when_another_reader_runs_it_again(root: Path) -> No
     assert again.rows(0, 1) == first
 
 
-def test_a_query_starts_where_it_is_told_and_says_so_twice_alike(root: Path) -> None:
+def test_a_query_starts_where_it_should_and_says_so_twice_alike(root: Path) -> None:
     append(root, "JFK", 10)
     append(root, "LAX", 10)
     latest = Query(root, startingOffsets="latest")
@@ -244,7 +244,7 @@ def test_shares_are_in_proportion_and_each_record_comes_once(root: Path) -> None
     assert len(once.run()) == 110
 
 
-def test_a_small_batch_waits_for_more_but_not_for_ever(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_batch_waits_for_more_but_not_forever(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     append(root, "LAX", 1)
     query = Query(root, minOffsetsPerTrigger="5", maxTriggerDelay="1m")
     now = [100.0]
@@ -327,7 +327,7 @@ def test_records_that_were_overwritten_fail_the_query_with_topic_partition_and_r
         query.rows()  # run again
 
 
-def test_or_they_are_left_out_with_one_warning_and_the_query_goes_on(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_or_they_are_skipped_with_one_warning_and_the_query_continues(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     append(root, "LAX", 10)
     query = Query(root, failOnDataLoss="false")
     query.run()
@@ -482,7 +482,7 @@ def test_a_commit_of_offsets_of_a_log_that_was_replaced_moves_no_reader(root: Pa
     assert values(lenient.drain()) == named("LAX", 0, 20)
 
 
-def test_a_spool_that_is_resized_under_a_query_goes_on(root: Path) -> None:
+def test_a_spool_that_is_resized_under_a_query_continues(root: Path) -> None:
     append(root, "LAX", 10)
     query = Query(root)
     rows = query.run()
@@ -560,7 +560,7 @@ def test_starting_offsets_name_every_shard_and_times_have_a_record(root: Path) -
         Query(root, subscribe="LAX", startingOffsets='{"LAX": {"0": 0}, "SFO": {"0": 0}}').latest()
 
 
-def test_a_reader_opens_nothing_until_it_is_asked_and_lets_go_when_it_stops(root: Path, open_files: Callable[[], set[str]]) -> None:
+def test_a_reader_opens_nothing_before_it_is_used_and_closes_all_when_it_stops(root: Path, open_files: Callable[[], set[str]]) -> None:
     append(root, "LAX", 1)
     before = open_files()
     query = Query(root)

@@ -489,7 +489,7 @@ def test_rows_of_many_topics_take_no_more_memory_than_is_said(tmp_path: Path, mo
             assert len(records) == (1360, 1320, 1320)[topic]
 
 
-def test_a_row_that_its_topic_has_room_for_may_stand_beside_rows_of_a_smaller_one(tmp_path: Path) -> None:
+def test_a_row_that_fits_its_topic_may_be_next_to_rows_of_a_smaller_one(tmp_path: Path) -> None:
     import pyarrow
 
     from hub.spark.appending import append

@@ -49,7 +49,7 @@ def test_a_new_log_begins_at_zero(shard: Shard) -> None:
     assert texts(shard) == [(0, b"record 0"), (1, b"record 1"), (2, b"record 2")]
 
 
-def test_a_known_log_goes_on(shard: Shard) -> None:
+def test_a_known_log_continues(shard: Shard) -> None:
     shard.enter(LOG, 0)
     shard.put(LOG, numbered(0, 3), 0)
     assert shard.enter(LOG, 3) == (3, True)
@@ -57,7 +57,7 @@ def test_a_known_log_goes_on(shard: Shard) -> None:
     assert shard.next(LOG) == 5
 
 
-def test_what_comes_again_is_not_written_again(shard: Shard) -> None:
+def test_repeated_records_are_not_written_again(shard: Shard) -> None:
     shard.enter(LOG, 0)
     shard.put(LOG, numbered(0, 5), 0)
     assert shard.put(LOG, numbered(0, 5), 0) == Outcome(5, 0, 5)
@@ -67,7 +67,7 @@ def test_what_comes_again_is_not_written_again(shard: Shard) -> None:
 
 
 @pytest.mark.parametrize("rows", [numbered(0, 5, "other"), numbered(4, 9, "other"), numbered(2, 3, "other")])
-def test_what_comes_again_otherwise_is_a_conflict(shard: Shard, rows: SequencedBatch) -> None:
+def test_repeated_records_that_differ_are_a_conflict(shard: Shard, rows: SequencedBatch) -> None:
     shard.enter(LOG, 0)
     shard.put(LOG, numbered(0, 5), 0)
     before = contents(shard.journal)
@@ -76,7 +76,7 @@ def test_what_comes_again_otherwise_is_a_conflict(shard: Shard, rows: SequencedB
     assert contents(shard.journal) == before and shard.next(LOG) == 5
 
 
-def test_a_gap_that_nobody_declared_is_refused(shard: Shard) -> None:
+def test_an_undeclared_gap_is_refused(shard: Shard) -> None:
     shard.enter(LOG, 0)
     shard.put(LOG, numbered(0, 2), 0)
     with pytest.raises(Unexpected) as caught:
@@ -131,7 +131,7 @@ def test_a_log_that_was_restored_is_refused(shard: Shard) -> None:
     assert shard.enter(LOG, 5) == (5, True)
 
 
-def test_a_log_that_was_made_anew_begins_a_generation(shard: Shard) -> None:
+def test_a_log_that_was_recreated_begins_a_generation(shard: Shard) -> None:
     shard.enter(LOG, 0)
     shard.put(LOG, numbered(0, 5), 0)
     assert shard.enter(OTHER, 2) == (0, False)
@@ -240,7 +240,7 @@ def test_a_journal_that_is_damaged_before_its_end_takes_what_comes(root: Path) -
         assert shard.put(LOG, numbered(0, 42), 0) == Outcome(42, 2, 40)
 
 
-def test_a_journal_whose_last_record_is_damaged_goes_on_behind_it(root: Path) -> None:
+def test_a_journal_whose_last_record_is_damaged_continues_after_it(root: Path) -> None:
     path = fill(root)
     damage(path, b"record 39")
     with shard_of(root) as shard:
@@ -271,7 +271,7 @@ def test_a_torn_record_at_the_end_is_asked_for_again(root: Path) -> None:
     assert list(stored(path)) == list(range(40))
 
 
-def test_without_its_table_of_generations_a_shard_that_has_records_is_not_begun_anew(root: Path) -> None:
+def test_without_its_table_of_generations_a_shard_that_has_records_is_not_begun_again(root: Path) -> None:
     path = fill(root)
     (path / GENERATIONS).unlink()
     with pytest.raises(Corruption, match="has records"), shard_of(root):
@@ -317,7 +317,7 @@ def test_a_damaged_table_of_generations_is_refused(root: Path, table: bytes) -> 
         pass
 
 
-def test_a_generation_whose_first_record_was_not_written_yet_goes_on(root: Path) -> None:
+def test_a_generation_whose_first_record_was_not_written_yet_continues(root: Path) -> None:
     fill(root)
     with shard_of(root) as shard:
         assert shard.enter(OTHER, 7) == (0, False)
@@ -327,7 +327,7 @@ def test_a_generation_whose_first_record_was_not_written_yet_goes_on(root: Path)
     assert list(stored(root / "client")) == list(range(47))
 
 
-def test_a_generation_that_begins_behind_the_end_leaves_a_gap(root: Path) -> None:
+def test_a_generation_that_begins_after_the_end_leaves_a_gap(root: Path) -> None:
     """The table is from before a crash of the machine that took records away; they were synced, so this is damage, and costs no more."""
     path = fill(root)
     (path / GENERATIONS).write_bytes(msgspec.json.encode([Generation(LOG.hex(), 0), Generation(OTHER.hex(), 50)]))
@@ -385,7 +385,7 @@ def test_idle_shards_are_closed_and_those_in_use_are_not(root: Path, monkeypatch
         assert [shard.journal.closed for shard in taken] == [True, True, True, False] and not last.journal.closed
 
 
-def test_a_shard_that_was_removed_is_opened_anew(root: Path) -> None:
+def test_a_shard_that_was_removed_is_reopened(root: Path) -> None:
     root.mkdir()
     with Store(root) as store:
         store.enter("JFK", 0)
@@ -437,7 +437,7 @@ def test_whatever_call_fails_nothing_is_lost_or_doubled(tmp_path: Path, nth: int
         shutil.rmtree(root)
 
 
-def test_a_shard_goes_on_when_there_is_room_again(root: Path) -> None:
+def test_a_shard_continues_when_there_is_room_again(root: Path) -> None:
     with shard_of(root) as shard:
         shard.enter(LOG, 10)
         shard.put(LOG, numbered(0, 3), 0)
@@ -476,7 +476,7 @@ def test_a_root_that_anybody_may_write_is_refused_and_left_alone(tmp_path: Path)
         Store(tmp_path).close()
 
 
-def test_a_root_of_somebody_else_is_refused_to_all_but_root(tmp_path: Path) -> None:
+def test_a_root_of_another_user_is_refused_to_all_but_root(tmp_path: Path) -> None:
     class As(system.Port):
         def __init__(self, user: int) -> None:
             self.user = user

@@ -149,7 +149,7 @@ def test_each_error_comes_over_the_wire(kind: type[HubError]) -> None:
     assert getattr(found, "retry_after", None) == getattr(error, "retry_after", None)
 
 
-def test_a_hub_can_neither_make_a_client_wait_for_ever_nor_write_on_its_terminal() -> None:
+def test_a_hub_can_neither_make_a_client_wait_forever_nor_write_on_its_terminal() -> None:
     found = ingest.error_of(Refused("full", "\x1b[2J" + "x" * 5000, retry_after=1e300))
     assert isinstance(found, HubFull) and found.retry_after == ingest.LONGEST_RETRY
     assert str(found).startswith("?[2J") and len(str(found)) <= 1000

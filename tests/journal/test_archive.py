@@ -233,7 +233,7 @@ def test_a_read_in_the_middle_takes_one_block(log: Journal, monkeypatch: pytest.
         segment.close()
 
 
-def test_a_cursor_goes_on_in_the_other_form(log: Journal) -> None:
+def test_a_cursor_continues_in_the_other_form(log: Journal) -> None:
     whole = list(log)
     with reopened(log) as other, other.read() as reading:
         found = list(reading.poll(2))
@@ -282,7 +282,7 @@ class RacingPort(Port):
 
 @pytest.mark.parametrize("undo", [False, True])
 @pytest.mark.parametrize("suffix", [".kvj", ".zst"])
-def test_whoever_looks_for_a_segment_finds_one_of_its_forms(log: Journal, undo: bool, suffix: str) -> None:
+def test_a_lookup_of_a_segment_finds_one_of_its_forms(log: Journal, undo: bool, suffix: str) -> None:
     if undo:
         log.archive()
     with reopened(log) as other:
@@ -537,7 +537,7 @@ def test_a_segment_goes_with_all_that_belongs_to_it(log: Journal) -> None:
 # An archive that is the last segment: the segments after it were removed, or do not exist yet.
 
 
-def test_an_append_goes_on_behind_an_archive(log: Journal) -> None:
+def test_an_append_continues_after_an_archive(log: Journal) -> None:
     log.archive()
     bases = log._segments.bases()
     log._segments.plain_path(bases[-1]).unlink()
@@ -549,7 +549,7 @@ def test_an_append_goes_on_behind_an_archive(log: Journal) -> None:
     assert archived.items() < files(log).items()
 
 
-def test_no_sequence_is_guessed_behind_a_damaged_archive(log: Journal) -> None:
+def test_no_sequence_is_guessed_after_a_damaged_archive(log: Journal) -> None:
     log.archive()
     bases = log._segments.bases()
     log._segments.plain_path(bases[-1]).unlink()

@@ -20,7 +20,7 @@ def test_a_segment_goes_when_the_next_one_begins_at_or_before_the_sequence() -> 
     assert whole_before([0], 1 << 64) == []
 
 
-def test_dropped_segments_are_one_gap_for_whoever_comes_later_and_nothing_to_who_reads_them(tmp_path: Path) -> None:
+def test_dropped_segments_are_one_gap_for_later_readers_and_nothing_to_present_ones(tmp_path: Path) -> None:
     with kvspool.create(tmp_path / "log", format="sej", segment_bytes=100) as log:
         log.append_many([b"x" * 10] * 10)
         reading = log.read()

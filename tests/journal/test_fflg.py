@@ -303,7 +303,7 @@ def test_a_segment_that_is_begun_while_a_follower_looks_is_not_damaged(tmp_path:
 # Recognition of its directory.
 
 
-def test_what_lies_there_is_told_from_other_things(tmp_path: Path) -> None:
+def test_a_log_is_distinguished_from_other_things(tmp_path: Path) -> None:
     for name, files in {
         "blobs": {f"{0:016x}": b"no magic"},
         "index": {"index": b"\xff" * 20},
@@ -335,7 +335,7 @@ def test_moved_without_its_sidecar_it_opens_with_the_defaults(tmp_path: Path) ->
             assert [record.sequence for record in reader.read()] == list(range(1, 3001))
 
 
-def test_what_an_earlier_journal_left_beside_it_is_not_believed_of_another_one(tmp_path: Path) -> None:
+def test_files_that_an_earlier_journal_left_are_not_used_for_another_one(tmp_path: Path) -> None:
     with create(tmp_path / "log", codec="msgpack") as old:
         old.append_many([b"x" * 100] * 50)
         shutil.rmtree(tmp_path / "log")
@@ -350,7 +350,7 @@ def test_what_an_earlier_journal_left_beside_it_is_not_believed_of_another_one(t
         assert log.end() == 4
 
 
-def test_who_writes_to_a_journal_that_was_moved_away_is_told(tmp_path: Path) -> None:
+def test_a_writer_to_a_journal_that_was_moved_away_gets_an_error(tmp_path: Path) -> None:
     with create(tmp_path / "log") as log:
         log.append(b"a")
         (tmp_path / "log").rename(tmp_path / "moved")
@@ -384,7 +384,7 @@ def test_a_mount_is_refused_for_writing_and_read(tmp_path: Path, monkeypatch: py
         assert items(log) == [b"a"]
 
 
-def test_a_hidden_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
+def test_a_hidden_directory_of_another_user_is_refused(tmp_path: Path) -> None:
     path = made_elsewhere(tmp_path / "log", {f"{0:016x}": header(0) + entries(b"a")})
     (tmp_path / "theirs").mkdir()
     (tmp_path / ".log.kvspool").symlink_to(tmp_path / "theirs")
@@ -405,7 +405,7 @@ def unflushed() -> Iterator[None]:
 VALUES = [b"%03d" % number * (1 + number % 3) for number in range(20)] + [b"", b"\0" * 9, b"last"]
 
 
-def test_of_every_truncation_the_whole_entries_stay_and_appending_goes_on_behind_them(tmp_path: Path, unflushed: None) -> None:
+def test_of_every_truncation_the_whole_entries_stay_and_appending_continues_after_them(tmp_path: Path, unflushed: None) -> None:
     whole = header(0) + entries(*VALUES)
     assert len(whole) > 200
     for length in range(len(whole) - 200, len(whole) + 1):
@@ -491,7 +491,7 @@ def _read_and_append(path: Path) -> bool:
     return noticed
 
 
-def test_a_damaged_size_in_the_midst_of_a_large_segment_ends_nothing_but_its_segment(tmp_path: Path) -> None:
+def test_a_damaged_size_in_the_middle_of_a_large_segment_ends_nothing_but_its_segment(tmp_path: Path) -> None:
     first = header(0) + entries(b"a", b"b" * (1 << 20), b"c")
     huge = first[:21] + b"\xff" * 4 + first[25:]
     made_elsewhere(tmp_path / "log", {f"{0:016x}": huge, f"{3:016x}": header(3) + entries(b"d")})
@@ -522,7 +522,7 @@ def test_a_segment_with_too_many_or_too_few_entries_gives_no_sequence_twice(tmp_
 
 
 @pytest.mark.parametrize("zeros", [1, 3, 4, 7, 8, 4096, (1 << 20) + 5])
-def test_a_run_of_zeros_behind_what_was_synced_is_cut_after_a_crash_of_the_machine(tmp_path: Path, zeros: int) -> None:
+def test_a_run_of_zeros_after_what_was_synced_is_cut_after_a_crash_of_the_machine(tmp_path: Path, zeros: int) -> None:
     path = tmp_path / "log" / f"{0:016x}"
     with create(tmp_path / "log", segment_bytes=1 << 24) as log:
         log.append_many([b"a", b"", b""])
@@ -700,7 +700,7 @@ def test_nothing_goes_without_a_consumer_or_with_a_damaged_index_or_when_told_to
         assert bases(tmp_path / "kept") == [0, 1, 2, 3, 4, 5]
 
 
-def test_whoever_begins_a_segment_lets_go_of_what_was_consumed(tmp_path: Path) -> None:
+def test_the_writer_that_begins_a_segment_drops_consumed_ones(tmp_path: Path) -> None:
     with create(tmp_path / "log") as log:
         log.append_many([b"x" * 9000] * 3)
         log.offsets.store("a", 2)  # by another program, say
@@ -763,7 +763,7 @@ def test_the_total_size_holds_for_writers_that_take_turns(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("last", [False, True])
-def test_whoever_is_killed_while_segments_go_leaves_no_hole(tmp_path: Path, last: bool) -> None:
+def test_a_kill_during_the_removal_of_segments_leaves_no_hole(tmp_path: Path, last: bool) -> None:
     def drop(path: Path, nth: int) -> None:
         with system.replaced(UnflushedPort()), kvspool.open(path) as log:
             log.sync()

@@ -102,7 +102,7 @@ def test_other_formats_leave_nothing_out(tmp_path: Path, format: str) -> None:
 
 
 @pytest.mark.parametrize("is_torn", [False, True])
-def test_what_lies_behind_left_out_sequences_is_no_torn_end(tmp_path: Path, is_torn: bool) -> None:
+def test_records_after_skipped_sequences_are_no_torn_end(tmp_path: Path, is_torn: bool) -> None:
     """The page that says where the journal ends is lost, as in a restart of the machine."""
     with kvspool.create(tmp_path / "log", format="kvj") as log:
         for first in (0, 10, 12, 100):

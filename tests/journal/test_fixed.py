@@ -131,7 +131,7 @@ def test_reading_changes_nothing(tmp_path: Path) -> None:
     assert tree(tmp_path) == before
 
 
-def test_what_is_ours_lies_beside_the_directory(tmp_path: Path) -> None:
+def test_our_files_are_next_to_the_directory(tmp_path: Path) -> None:
     with made(tmp_path / "log") as log, log.reader("r") as reader:
         next(reader.read())
         reader.commit()
@@ -142,7 +142,7 @@ def test_what_is_ours_lies_beside_the_directory(tmp_path: Path) -> None:
     assert {path.stat().st_mode & 0o777 for path in tmp_path.glob("*/*")} == {0o600}
 
 
-def test_what_is_left_of_a_deleted_journal_is_not_taken_for_a_new_ones(tmp_path: Path) -> None:
+def test_leftovers_of_a_deleted_journal_are_not_used_by_a_new_one(tmp_path: Path) -> None:
     for _ in range(2):
         with made(tmp_path / "log") as log:
             assert log.readers() == []
@@ -326,7 +326,7 @@ def test_damaged_items_at_the_end_are_dropped_until_a_sound_one(tmp_path: Path, 
         assert what_is_read(log) == [*rest, (min(dropped), b"xx")]
 
 
-def test_the_end_is_found_behind_megabytes_of_damage(tmp_path: Path) -> None:
+def test_the_end_is_found_after_megabytes_of_damage(tmp_path: Path) -> None:
     """As a file system leaves them that has lengthened a file and not written it."""
     path = originals(tmp_path / "log", [item(0)], 1_000_000)
     os.truncate(path / f"{0:016x}", 5_000_000)

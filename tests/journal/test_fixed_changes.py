@@ -193,7 +193,7 @@ def test_every_verb_against_a_list() -> None:
     )
 
 
-def test_a_fresh_begin_in_the_midst_of_a_blob_is_filled_up_as_the_original_does(tmp_path: Path) -> None:
+def test_a_fresh_begin_in_the_middle_of_a_blob_is_filled_up_as_the_original_does(tmp_path: Path) -> None:
     with made(tmp_path / "log", 5, 10) as log:
         assert log.open_for_sync(25, 30) == range(25, 25)
         assert log.append(item(25)) == 25
@@ -217,7 +217,7 @@ def take(follower: Any, count: int) -> list[Any]:
     return found
 
 
-def test_a_follower_that_has_not_read_what_is_taken_back_goes_on(tmp_path: Path) -> None:
+def test_a_follower_that_has_not_read_what_is_taken_back_continues(tmp_path: Path) -> None:
     with made(tmp_path / "log", 10, 3) as log, log.follow(timeout=0.1, limit=None) as follower:
         assert [one.value for one in take(follower, 5)] == [item(position) for position in range(5)]
         for size in (9, 6, 5):
@@ -239,7 +239,7 @@ def test_a_follower_that_has_read_what_is_taken_back_gets_truncated(tmp_path: Pa
             follower.poll()
 
 
-def test_what_a_dead_rewind_has_left_is_not_handed_out(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_rewind_are_not_returned(tmp_path: Path) -> None:
     """Up to its new end one may read; the next writer finishes it."""
     with made(tmp_path / "log", 10, 3) as log, log.follow(timeout=0.05) as follower, log.follow(timeout=0.05) as beyond:
         take(follower, 2)
@@ -295,7 +295,7 @@ def test_a_durable_reader_stands_at_the_new_end(tmp_path: Path) -> None:
             assert reader.sequence == 4
 
 
-def test_what_was_on_disk_is_not_taken_for_what_came_instead(tmp_path: Path) -> None:
+def test_records_on_disk_are_not_mistaken_for_those_that_came_instead(tmp_path: Path) -> None:
     """A flush that overlaps a rewind does not cover the items that were appended after the rewind."""
     with made(tmp_path / "log", 8, 100) as log:
         other = opened(tmp_path / "log")
@@ -316,7 +316,7 @@ def test_what_was_on_disk_is_not_taken_for_what_came_instead(tmp_path: Path) -> 
         assert log.stats().synced_sequence == 20
 
 
-def test_readers_beside_a_process_that_rewinds_never_get_wrong_items(tmp_path: Path) -> None:
+def test_readers_next_to_a_process_that_rewinds_never_get_wrong_items(tmp_path: Path) -> None:
     """Each item holds the turn in which it was appended; in one iteration turns never decrease, and every position is returned."""
     log = made(tmp_path / "log", 0, 4)
 
@@ -568,7 +568,7 @@ def test_a_commit_after_a_rewind_stores_what_it_returns(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [0, 5, 27, 29])
 @pytest.mark.parametrize("verb", ["extent", "_cursor_at"])
-def test_last_beside_a_rewind_returns_what_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, size: int) -> None:
+def test_last_next_to_a_rewind_returns_what_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, size: int) -> None:
     with made(tmp_path / "log", 30, 8) as log, opened(tmp_path / "log") as other:
         look: Callable[..., Any] = getattr(log, verb)
 

@@ -185,7 +185,7 @@ def test_a_flush_of_records_that_are_gone_is_no_success(log: Journal) -> None:
     assert log.append(value(3), durable=True) == 1
 
 
-def test_a_journal_in_the_place_of_ours_is_not_flushed_for_it(log: Journal, tmp_path: Path) -> None:
+def test_another_journal_at_the_same_path_is_not_flushed_instead(log: Journal, tmp_path: Path) -> None:
     log.append(value(0), durable=True)
     log.append(value(1))
     with create(tmp_path / "other", log.format.name) as other:
@@ -200,7 +200,7 @@ def test_a_journal_in_the_place_of_ours_is_not_flushed_for_it(log: Journal, tmp_
 
 
 @pytest.mark.parametrize("level", ["memory", "os"])
-def test_threads_that_wait_for_a_flush_go_on_after_the_lock_file_was_removed(log: Journal, level: Any) -> None:
+def test_threads_that_wait_for_a_flush_continue_after_the_lock_file_was_removed(log: Journal, level: Any) -> None:
     log.append(value(0), durable=True)
     inside, go_on = threading.Event(), threading.Event()
     done: list[int] = []
@@ -242,7 +242,7 @@ def test_threads_that_wait_for_a_flush_go_on_after_the_lock_file_was_removed(log
         assert log.stats().synced_sequence == last + 1, "the thread of the level os flushes on"
 
 
-def test_a_leader_whose_lock_file_was_removed_before_its_flush_does_not_flush_beside_the_new_leader(log: Journal) -> None:
+def test_a_leader_whose_lock_file_was_removed_before_its_flush_does_not_flush_next_to_the_new_leader(log: Journal) -> None:
     log.append(value(0), durable=True)
     held, sign = log.control(5), control.Control.sign_flush
     groups_then, leads = [held.group], []
@@ -268,7 +268,7 @@ def test_a_leader_whose_lock_file_was_removed_before_its_flush_does_not_flush_be
     assert leads == [(groups_then[1], threading.get_ident())]
 
 
-def test_a_flush_that_comes_while_the_lock_file_is_opened_anew_waits_for_its_group(log: Journal) -> None:
+def test_a_flush_that_comes_while_the_lock_file_is_reopened_waits_for_its_group(log: Journal) -> None:
     log.append(value(0), durable=True)
     log.append(value(1))
     came = threading.Event()
@@ -298,7 +298,7 @@ def test_a_flush_that_comes_while_the_lock_file_is_opened_anew_waits_for_its_gro
     assert not other.is_alive() and alone == []
 
 
-def test_a_sync_waits_for_all_locks_together_as_long_as_it_may(tmp_path: Path) -> None:
+def test_a_sync_waits_for_all_locks_together_within_its_timeout(tmp_path: Path) -> None:
     class Clock(system.Port):
         time = 0.0
 
@@ -443,7 +443,7 @@ def test_after_a_flush_that_failed_no_reader_commits_what_may_not_be_on_disk(log
     assert log.offsets.load("r") == 2
 
 
-def test_an_error_that_the_kernel_told_another_flush_is_no_success_of_ours(log: Journal) -> None:
+def test_an_error_that_the_kernel_reported_to_another_flush_is_no_success_here(log: Journal) -> None:
     path = log.format.lock_file(log.path)
     log.append_many([value(number) for number in range(3)])
     with system.replaced(Flushing(lambda: control.note_error(path, errno.EIO))):
@@ -460,7 +460,7 @@ def test_an_error_that_the_kernel_told_another_flush_is_no_success_of_ours(log: 
         log.append(value(4), durable=True)
 
 
-def test_an_error_lies_behind_the_page_in_this_run_of_the_machine_until_a_repair(log: Journal) -> None:
+def test_an_error_is_after_the_page_in_this_run_of_the_machine_until_a_repair(log: Journal) -> None:
     path = log.format.lock_file(log.path)
     log.append(value(0), durable=True)
     control.note_error(path, errno.EIO)
@@ -477,7 +477,7 @@ def test_an_error_lies_behind_the_page_in_this_run_of_the_machine_until_a_repair
 
 
 @pytest.mark.parametrize("word", [1, errno.EIO, 1 << 40, (1 << 64) - 1, tails.error_word(crc32c(0xFFFF_FFFF, bytes(16)), errno.EIO)])
-def test_a_word_behind_the_page_that_nobody_stored_in_this_run_stops_nobody(log: Journal, word: int) -> None:
+def test_a_word_after_the_page_from_an_earlier_run_stops_no_writer(log: Journal, word: int) -> None:
     log.append(value(0), durable=True)
     with log.format.lock_file(log.path).open("r+b") as file:
         file.seek(control.ERROR_AT)
@@ -487,7 +487,7 @@ def test_a_word_behind_the_page_that_nobody_stored_in_this_run_stops_nobody(log:
         assert other.stats().sync_error == 0  # type: ignore[union-attr]
 
 
-def test_a_word_of_an_error_that_nobody_stored_stops_nobody(log: Journal) -> None:
+def test_a_word_of_an_error_that_no_flush_stored_stops_no_writer(log: Journal) -> None:
     log.append(value(0), durable=True)
     path = control.tail_file(log.format.lock_file(log.path))
     for word in (1, errno.EIO, 1 << 40, (1 << 64) - 1):
@@ -597,13 +597,13 @@ def test_an_exception_out_of_a_signal_handler_leaves_the_lock_free_and_nothing_p
     assert log.append(value(0), durable=True) == 2
 
 
-def test_a_signal_handler_in_the_midst_of_a_flush_is_refused(log: Journal) -> None:
+def test_a_signal_handler_during_a_flush_is_refused(log: Journal) -> None:
     with system.replaced(Flushing(lambda: log.sync(timeout=5))), pytest.raises(errors.NotDurable, match="signal handler"):
         log.append(value(0), durable=True)
     assert log.append(value(1), durable=True) == 1
 
 
-def test_a_flush_of_a_signal_handler_in_the_midst_of_an_append_is_refused_at_once_and_frees_no_lock(log: Journal) -> None:
+def test_a_flush_of_a_signal_handler_during_an_append_is_refused_at_once_and_frees_no_lock(log: Journal) -> None:
     log.append(value(0))
     log.append(value(1))
     with kvspool.open(log.path) as other:
@@ -749,7 +749,7 @@ def bare() -> Any:
     return mock.patch.object(filesystems, "KILLING", filesystems.SAFE)
 
 
-def test_a_sync_flushes_what_a_killed_writer_left_behind_the_end_that_the_tail_says(tmp_path: Path) -> None:
+def test_a_sync_flushes_what_a_killed_writer_left_after_the_end_that_the_tail_says(tmp_path: Path) -> None:
     with create(tmp_path / "log") as log, create(tmp_path / "model") as model:
         log.append(value(0), durable=True)
         path = log.segments_apart().path_of(0)
@@ -785,7 +785,7 @@ def test_an_error_whose_first_note_fails_is_in_the_page(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("has_tail", [True, False])
-def test_a_flush_beside_a_rewind_of_later_records_is_repeated(tmp_path: Path, has_tail: bool) -> None:
+def test_a_flush_next_to_a_rewind_of_later_records_is_repeated(tmp_path: Path, has_tail: bool) -> None:
     flushes: list[int] = []
     with nullcontext() if has_tail else bare(), create(tmp_path / "log", "fixed") as log, kvspool.open(tmp_path / "log") as other:
         log.append(value(0), durable=True)

@@ -293,7 +293,7 @@ def test_fork(log: Journal) -> None:
 # Durable readers.
 
 
-def test_a_reader_is_exclusive_until_its_process_dies(log: Journal) -> None:
+def test_a_reader_is_exclusive_until_its_process_ends(log: Journal) -> None:
     with log.reader("r"):
         with pytest.raises(ReaderBusy, match="'r'"):
             log.reader("r")

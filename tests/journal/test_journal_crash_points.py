@@ -433,7 +433,7 @@ def adopt(root: Path) -> Path:
 
 
 @pytest.mark.parametrize(("kind", "format"), CASES, ids=[f"{kind.__name__}-{name}" for kind, name in CASES])
-def test_killed_at_any_opcode_it_is_done_or_not_and_the_next_one_goes_on(memory: Path, kind: type[Case], format: str) -> None:
+def test_killed_at_any_opcode_it_is_done_or_not_and_the_next_one_continues(memory: Path, kind: type[Case], format: str) -> None:
     root = memory / "shared"
     root.mkdir()
     case = type(kind.__name__, (kind,), {"format": format})(root)

@@ -237,7 +237,7 @@ def test_a_lock_file_that_is_removed_while_processes_append(log: Journal) -> Non
 # Torn ends.
 
 
-def test_a_torn_end_that_is_cut_and_replaced_by_as_many_bytes_is_read_anew(sej: Journal) -> None:
+def test_a_torn_end_that_is_cut_and_replaced_by_as_many_bytes_is_read_again(sej: Journal) -> None:
     sej.append(b"first")
     path = sej._segments.path_of(0)
     with sej.follow(timeout=0) as following, path.open("ab") as file:
@@ -318,7 +318,7 @@ def test_a_header_of_zeros_is_one_that_was_not_written(tmp_path: Path) -> None:
                 assert [record.value for record in other.read()] == [b"x" * 100, b"y"]
 
 
-def test_a_reader_that_stands_behind_a_header_is_not_shaken_by_who_completes_the_segment(tmp_path: Path) -> None:
+def test_a_reader_after_a_header_is_not_disturbed_by_the_completion_of_the_segment(tmp_path: Path) -> None:
     with kvspool.create(tmp_path / "log", format="kvj") as log:
         with log.follow(timeout=0) as following:
             assert list(following) == []
@@ -336,7 +336,7 @@ def test_a_reader_that_stands_behind_a_header_is_not_shaken_by_who_completes_the
             assert next(following).value == b"a"
 
 
-def test_the_end_is_told_while_a_segment_gets_its_header(tmp_path: Path) -> None:
+def test_the_end_is_reported_while_a_segment_gets_its_header(tmp_path: Path) -> None:
     with kvspool.create(tmp_path / "log", format="kvj", segment_bytes=100) as log:
         log.append(b"x" * 100)
         segment = log._segments.get(1)

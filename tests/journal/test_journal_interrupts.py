@@ -222,7 +222,7 @@ def count_places(start: Path, run: Path, operation: Callable[[Any], None]) -> in
 
 @pytest.mark.timeout(120, method="thread")  # the alarm is ours
 @pytest.mark.parametrize("name", FORMATS)
-def test_appends_go_on_whatever_real_alarms_raise_in_between(no_collector: None, tmp_path: Path, name: str) -> None:
+def test_appends_continue_whatever_real_alarms_raise_in_between(no_collector: None, tmp_path: Path, name: str) -> None:
     before = descriptors()
     limits = FORMATS[name] if name == "fixed" else {"segment_bytes": 10_000}
     acknowledged: list[int] = []

@@ -90,7 +90,7 @@ def test_every_truncation_of_the_last_200_bytes_with_writers_alive(tmp_path: Pat
 
 
 @pytest.mark.parametrize("is_known", [True, False], ids=["same run", "other run"])
-def test_garbage_behind_the_end_is_cut_by_whoever_comes_first_and_costs_no_record(tmp_path: Path, is_known: bool) -> None:
+def test_garbage_after_the_end_is_cut_by_the_next_writer_and_costs_no_record(tmp_path: Path, is_known: bool) -> None:
     chance = random.Random(7)
     with kvspool.create(tmp_path / "log", format="sej") as log, kvspool.open(log.path, format="sej") as other:
         expected = 0
@@ -112,7 +112,7 @@ def test_garbage_behind_the_end_is_cut_by_whoever_comes_first_and_costs_no_recor
         assert log.verify().is_sound
 
 
-def test_writers_killed_beside_each_other_leave_every_acknowledged_record(tmp_path: Path) -> None:
+def test_writers_killed_next_to_each_other_leave_every_acknowledged_record(tmp_path: Path) -> None:
     path = tmp_path / "log"
     kvspool.create(path, format="sej", segment_bytes=5000).close()
     chance = random.Random(3)
@@ -142,7 +142,7 @@ def test_writers_killed_beside_each_other_leave_every_acknowledged_record(tmp_pa
                 assert all(records[sequence] == b"%d" % pid * 40 for sequence in range(first, last + 1))
 
 
-def test_damage_with_records_behind_it_is_no_torn_end(log: Journal) -> None:
+def test_damage_with_records_after_it_is_no_torn_end(log: Journal) -> None:
     path = segment(log, 30)
     flip(path, SIZE + 19, 3)
     before = path.read_bytes()
@@ -170,7 +170,7 @@ def test_of_a_sound_journal_changes_nothing(log: Journal) -> None:
     assert log.append(b"%010d" % 35) == 35
 
 
-def test_damage_in_the_midst_of_a_segment(log: Journal) -> None:
+def test_damage_in_the_middle_of_a_segment(log: Journal) -> None:
     path = segment(log, 10)
     flip(path, 3 * SIZE + 19, 2)
     bad = path.read_bytes()[3 * SIZE : 4 * SIZE]
@@ -198,7 +198,7 @@ def test_several_places_in_one_segment_and_in_the_last_one(log: Journal) -> None
         assert [(item.first, item.last) for item in reader.read(on_gap="yield") if isinstance(item, Gap)][-1] == (33, 33)
 
 
-def test_a_segment_that_nobody_can_go_on_in(log: Journal) -> None:
+def test_a_segment_that_no_writer_can_continue(log: Journal) -> None:
     path = segment(log, 10)
     path.write_bytes(path.read_bytes()[: 2 * SIZE] + b"\xee" * 1000)
     report = log.repair()
@@ -245,7 +245,7 @@ def test_a_repair_waits_for_writers_and_gives_up(log: Journal) -> None:
     assert log.repair().verify.is_sound
 
 
-def test_readers_go_on_over_a_repair(log: Journal) -> None:
+def test_readers_continue_over_a_repair(log: Journal) -> None:
     flip(segment(log, 10), 3 * SIZE + 19, 2)
     reading = log.read(on_gap="yield")
     follower = log.follow(timeout=0.1, on_gap="yield")
@@ -269,7 +269,7 @@ def poison(log: Journal) -> None:
         log.append(b"x")
 
 
-def test_a_poisoned_journal_is_written_anew_and_takes_records_again(log: Journal) -> None:
+def test_a_poisoned_journal_is_rewritten_and_takes_records_again(log: Journal) -> None:
     with kvspool.open(log.path, format="sej") as other:
         other.append(b"%010d" % 35)
         poison(log)
@@ -474,7 +474,7 @@ def test_whatever_is_done_to_a_segment_a_repair_leaves_a_journal_that_accounts_f
         assert log.append(b"%010d" % end) == end and items(log)[-1] == end
 
 
-def test_a_damaged_header_is_written_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_header_is_rewritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(FORMATS, "headed", Headed)
     with kvspool.create(tmp_path / "log", format="headed", segment_bytes=EACH * SIZE) as log:  # type: ignore[call-overload]
         log.append_many([b"%010d" % number for number in range(35)])

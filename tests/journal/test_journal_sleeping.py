@@ -112,13 +112,13 @@ def test_each_record_wakes_the_follower(patient: None, log: Journal, looks: list
         assert len(looks) <= 1 + 2 * (time.monotonic() - began) / POLL
 
 
-def test_records_that_come_together_are_all_handed_out(patient: None, log: Journal) -> None:
+def test_records_that_come_together_are_all_returned(patient: None, log: Journal) -> None:
     dozing = Dozing(log, limit=5002)
     log.append_many([b"%d" % at for at in range(2, 5002)])
     assert dozing.values() == numbers(5002)
 
 
-def test_a_record_larger_than_what_is_read_at_once_is_handed_out(patient: None, log: Journal) -> None:
+def test_a_record_larger_than_what_is_read_at_once_is_returned(patient: None, log: Journal) -> None:
     dozing = Dozing(log, limit=5)
     large = os.urandom(100_000)
     log.append(large)

@@ -65,7 +65,7 @@ def test_a_journal_counts_as_written_to_while_an_append_is_under_way_and_not_whi
     assert not verify.is_written_to(log)
 
 
-def test_damage_in_a_sealed_segment_costs_the_record_it_lies_in(log: Journal) -> None:
+def test_damage_in_a_sealed_segment_costs_the_record_it_is_in(log: Journal) -> None:
     flip(segment(log, 10), 3 * SIZE + 18, 5)  # the size of a value
     assert places(log) == [("000a", 3 * SIZE, SIZE, 13, 13)]
     assert log.verify().records == 34
@@ -219,7 +219,7 @@ def test_settings_lock_file_and_readers(log: Journal) -> None:
     assert len(log.verify().problems) == 4
 
 
-def test_the_original_beside_us_and_no_lock_file(log: Journal) -> None:
+def test_the_original_program_at_the_same_time_and_no_lock_file(log: Journal) -> None:
     log.close()
     (log.path / "jnl.lck").unlink()
     (log.path / "kvspool.json").unlink()
@@ -314,7 +314,7 @@ def test_any_call_may_fail(log: Journal) -> None:
     assert nth > 10 and report.is_sound
 
 
-def test_readers_who_may_not_write_may_verify(log: Journal) -> None:
+def test_readers_without_write_permission_can_verify(log: Journal) -> None:
     class ReadOnly(system.Port):
         def open(self, path: Any, flags: int, mode: int = 0o600) -> int:
             if flags & (os.O_RDWR | os.O_WRONLY | os.O_CREAT):

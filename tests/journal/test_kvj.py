@@ -123,7 +123,7 @@ def test_every_flipped_bit_costs_the_record_that_it_hits(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("size", [0, 1, HEADER.size - 1, HEADER.size])
-def test_a_segment_without_a_frame_hides_nothing_behind_it(tmp_path: Path, size: int) -> None:
+def test_a_segment_without_a_frame_hides_nothing_after_it(tmp_path: Path, size: int) -> None:
     with kvspool.create(tmp_path / "log", format="kvj", segment_bytes=150) as log:
         log.append_many([b"value %d" % number for number in range(12)], keys=[b"key"] * 12)
         path = log._segments.path_of(4)
@@ -133,7 +133,7 @@ def test_a_segment_without_a_frame_hides_nothing_behind_it(tmp_path: Path, size:
         assert [(one.first, one.last) for one in found if isinstance(one, Gap)] == [(4, 7)]
 
 
-def test_from_every_sequence_behind_damage(tmp_path: Path) -> None:
+def test_from_every_sequence_after_damage(tmp_path: Path) -> None:
     with kvspool.create(tmp_path / "log", format="kvj", segment_bytes=1000) as log:
         log.append_many([b"value %02d" % number for number in range(60)])
         path = log._segments.path_of(log._segments.bases()[1])
@@ -153,7 +153,7 @@ def test_from_every_sequence_behind_damage(tmp_path: Path) -> None:
                 assert list(reader.read(on_gap="yield")) == found
 
 
-def test_damage_in_the_last_segment_hides_nothing_behind_it(tmp_path: Path) -> None:
+def test_damage_in_the_last_segment_hides_nothing_after_it(tmp_path: Path) -> None:
     with kvspool.create(tmp_path / "log", format="kvj") as log:
         log.append_many([b"x" * 100] * 10000)
         path = log._segments.path_of(0)
@@ -179,7 +179,7 @@ def test_sequences_may_be_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", [2, 3, 7])
-def test_what_was_left_out_is_told_from_segments_that_are_gone(tmp_path: Path, step: int) -> None:
+def test_skipped_sequences_are_distinguished_from_segments_that_are_gone(tmp_path: Path, step: int) -> None:
     """Numbers are left out before every record, so also where segments meet; then each segment but the last is removed."""
     with kvspool.create(tmp_path / "log", format="kvj", segment_bytes=150) as log:
         for sequence in range(0, 20 * step, step):

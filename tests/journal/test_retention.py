@@ -136,7 +136,7 @@ def test_the_floor_is_never_passed(log: Journal, floor: Floor | int, left: int) 
     assert bases(log)[0] == left
 
 
-def test_the_floor_of_the_journal_holds_in_a_trim_by_hand(log: Journal) -> None:
+def test_the_floor_of_the_journal_holds_in_a_manual_trim(log: Journal) -> None:
     log.set_retention(Retention(floor=20))
     log.trim(before=40, force=True)
     assert bases(log)[0] == 20
@@ -186,7 +186,7 @@ def test_rules_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
 # Automatic retention.
 
 
-def test_whoever_begins_a_segment_applies_the_rules_of_the_journal(tmp_path: Path) -> None:
+def test_the_writer_that_begins_a_segment_applies_the_rules_of_the_journal(tmp_path: Path) -> None:
     rules = Retention(max_bytes=3 * EACH * SIZE, floor=Floor(segments=1))
     with kvspool.create(tmp_path / "log", format="sej", segment_bytes=EACH * SIZE, retention=rules) as log:
         assert log.retention == rules
@@ -357,7 +357,7 @@ def test_a_name_is_gone_from_the_disk_before_the_next_one_is_removed(log: Journa
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EMFILE])
-def test_any_call_may_fail_and_the_next_trim_goes_on(log: Journal, number: int) -> None:
+def test_any_call_may_fail_and_the_next_trim_continues(log: Journal, number: int) -> None:
     calls = ("open", "read", "write", "flush", "status", "remove", "names")
     nth = 0
     while True:
@@ -443,7 +443,7 @@ def test_a_reader_that_commits_meanwhile_is_heard(log: Journal, monkeypatch: pyt
 # Readers that the journal doesn't know of.
 
 
-def test_readers_elsewhere_hold_back_as_its_own_do_and_are_told_of(log: Journal) -> None:
+def test_remote_readers_hold_records_as_its_own_do_and_are_shown(log: Journal) -> None:
     own, places = Retention(by_consumers=True), {"hub:a": 25, "hub:b": 12}
     assert [one.base for one in log.trim(own, dry_run=True, elsewhere=lambda: places).plan.going] == [0]
     stand(log, "near", 5)

@@ -34,7 +34,7 @@ def test_golden_bytes(tmp_path: Path) -> None:
     assert (second.sequence, second.timestamp, second.type, second.key, second.value) == (1, TIME, 0, None, b"v2")
 
 
-def test_segments_begin_behind_the_message_that_fills_one(tmp_path: Path) -> None:
+def test_segments_begin_after_the_message_that_fills_one(tmp_path: Path) -> None:
     with kvspool.create(tmp_path / "log", format="sej", segment_bytes=100) as log:
         assert log.append_many([b"x" * 10] * 10) == range(10)
         assert log.stats().segments == 4
@@ -127,7 +127,7 @@ def test_a_message_without_a_key_doesnt_inherit_one(tmp_path: Path) -> None:
         assert [record.key for record in log] == [b"k", None, None]
 
 
-def test_the_end_of_a_torn_journal_is_behind_its_last_whole_message(tmp_path: Path) -> None:
+def test_the_end_of_a_torn_journal_is_after_its_last_whole_message(tmp_path: Path) -> None:
     (tmp_path / "log/jnl").mkdir(parents=True)
     (tmp_path / "log/jnl/0000000000000000.jnl").write_bytes(message(0, b"a") + message(1, b"b") + message(2, b"torn")[:-1])
     with kvspool.open(tmp_path / "log") as log:
@@ -182,7 +182,7 @@ def test_any_cut_end_loses_only_the_messages_that_it_cuts(tmp_path: Path, cut: i
         assert [record.value for record in log.read()] == [*values, b"next"]
 
 
-def test_every_flipped_bit_is_found_or_lies_where_nothing_can_tell(tmp_path: Path) -> None:
+def test_every_flipped_bit_is_found_or_is_in_unused_bytes(tmp_path: Path) -> None:
     with kvspool.create(tmp_path / "log", format="sej", segment_bytes=100) as log:
         log.append_many([b"value %d" % number for number in range(9)], keys=[b"key"] * 9, timestamp=TIME)
     path = log.path / "jnl/0000000000000003.jnl"
@@ -203,7 +203,7 @@ def test_every_flipped_bit_is_found_or_lies_where_nothing_can_tell(tmp_path: Pat
         assert sum(gap.count for gap in gaps) <= 3, "records in other segments are not lost"
 
 
-def test_a_size_in_the_last_segment_that_reaches_behind_its_end_is_no_partial_message(tmp_path: Path) -> None:
+def test_a_size_in_the_last_segment_that_reaches_beyond_its_end_is_no_partial_message(tmp_path: Path) -> None:
     with kvspool.create(tmp_path / "log", format="sej") as log:
         log.append_many([b"a", b"b", b"c"])
         path = log.path / "jnl/0000000000000000.jnl"
@@ -240,7 +240,7 @@ def test_a_journal_in_the_place_of_another_one_gets_none_of_its_records(tmp_path
             assert [record.value for record in other] == [b"b"]
 
 
-def test_a_damaged_offset_is_shown_beside_the_readers_that_are_sound(tmp_path: Path) -> None:
+def test_a_damaged_offset_is_shown_next_to_the_readers_that_are_sound(tmp_path: Path) -> None:
     with kvspool.create(tmp_path / "log", format="sej") as log:
         log.append(b"a")
         log.reader("sound").close()

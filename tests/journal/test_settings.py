@@ -102,7 +102,7 @@ def test_an_id_that_is_none_is_damage(tmp_path: Path, wrong: object) -> None:
         assert any("settings of the journal" in problem for problem in log.verify().problems)
 
 
-def test_it_is_on_disk_before_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_on_disk_before_it_is_acknowledged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class FullPort(system.Port):
         def rename(self, source: Path, target: Path) -> None:
             raise OSError(28, "no space")

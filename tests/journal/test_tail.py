@@ -444,7 +444,7 @@ def test_a_journal_that_was_moved_has_vanished(log: Journal) -> None:
     assert sum(path.stat().st_size for path in moved.rglob("0*")) > 0
 
 
-def test_a_last_segment_that_was_replaced_is_opened_anew(log: Journal) -> None:
+def test_a_last_segment_that_was_replaced_is_reopened(log: Journal) -> None:
     log.append(value(0))
     path = last_segment(log)
     shutil.copy(path, path.with_name("copy"))
@@ -453,7 +453,7 @@ def test_a_last_segment_that_was_replaced_is_opened_anew(log: Journal) -> None:
     assert values(log) == [value(0), value(1)]
 
 
-def test_no_append_goes_on_after_a_flush_that_failed(log: Journal) -> None:
+def test_no_append_continues_after_a_failed_flush(log: Journal) -> None:
     log.append(value(0))
     with reopened(log) as other, system.replaced(NoFlush()), pytest.raises(Poisoned):
         other.append(value(1))
@@ -503,7 +503,7 @@ def a_link(path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [lost, zeroed, empty, random_bytes, all_ones, copied, a_link])
-def test_a_tail_that_was_lost_or_replaced_misleads_nobody(log: Journal, change: Any) -> None:
+def test_a_tail_that_was_lost_or_replaced_misleads_no_reader(log: Journal, change: Any) -> None:
     for number in range(3):
         log.append(value(number))
     log.close()
@@ -536,7 +536,7 @@ def test_a_directory_in_the_place_of_a_tail_is_refused_until_it_is_moved_away(lo
     assert values(log) == [value(0), value(1)]
 
 
-def test_an_older_tail_that_was_restored_misleads_nobody(log: Journal) -> None:
+def test_an_older_tail_that_was_restored_misleads_no_reader(log: Journal) -> None:
     log.append(value(0))
     log.close()
     older = tail_file(log).read_bytes()
@@ -566,7 +566,7 @@ def test_words_that_change_under_a_writer_cost_no_record(log: Journal) -> None:
 
 
 @only_compiled
-def test_nobody_uses_another_tail_while_one_that_was_removed_is_in_use(log: Journal) -> None:
+def test_no_writer_uses_another_tail_while_a_removed_one_is_in_use(log: Journal) -> None:
     log.append(value(0))
     tail_file(log).unlink()
     with kvspool.open(log.path, timeout=0.05) as other:

@@ -161,7 +161,7 @@ def test_a_small_first_record_is_checked_before_its_time_is_believed(tmp_path: P
         assert log.stats().first_timestamp == 0
 
 
-def test_a_first_record_behind_left_out_sequences_says_the_time(tmp_path: Path) -> None:
+def test_a_first_record_after_left_out_sequences_says_the_time(tmp_path: Path) -> None:
     from kvspool.journal.format import JournalBatch
 
     with kvspool.create(tmp_path / "log", format="kvj") as log:

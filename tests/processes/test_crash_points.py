@@ -673,7 +673,7 @@ def run(case: Case) -> Run:
 
 
 @pytest.mark.parametrize("kind", [*APPENDS, *READERS, *OTHERS], ids=lambda kind: kind.__name__)
-def test_killed_at_any_opcode_it_is_done_or_not_and_the_next_one_goes_on(
+def test_killed_at_any_opcode_it_is_done_or_not_and_the_next_one_continues(
     start: Callable[[type[Case]], Case], memory: Path, kind: type[Case]
 ) -> None:
     case = start(kind)
@@ -694,7 +694,7 @@ def test_killed_at_any_opcode_it_is_done_or_not_and_the_next_one_goes_on(
 
 
 @pytest.mark.parametrize("kind", RESIZES, ids=lambda kind: kind.__name__)
-def test_a_resize_killed_at_any_opcode_costs_nobody_a_record(start: Callable[[type[Case]], Case], memory: Path, kind: type[Resize]) -> None:
+def test_a_resize_killed_at_any_opcode_costs_no_record(start: Callable[[type[Case]], Case], memory: Path, kind: type[Resize]) -> None:
     case = start(kind)
     assert isinstance(case, Resize)
     done = run(case)

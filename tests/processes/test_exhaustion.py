@@ -88,7 +88,7 @@ def account(items: Iterator[Record | Gap], expected: int = 0) -> tuple[int, int]
 
 
 @needs_root
-def test_a_log_that_fills_the_disk_to_the_last_block_works_for_ever_and_one_larger_is_refused(tmp_path: Path) -> None:
+def test_a_log_that_fills_the_disk_to_the_last_block_works_forever_and_one_larger_is_refused(tmp_path: Path) -> None:
     def use(root: Path) -> tuple[int, int]:
         for capacity in (EXACT + 4096, 2 * DISK, 1 << 40):
             assert "nothing is left" in refused(errno.ENOSPC, lambda size=capacity: kvspool.create(root / "log", capacity=size))  # type: ignore[misc]

@@ -26,7 +26,7 @@ images = _load()
 
 
 @pytest.mark.parametrize("unit", images.UNITS)
-def test_after_a_power_cut_a_durable_batch_that_comes_again_is_there_exactly_once(unit: int) -> None:
+def test_after_a_power_cut_a_durable_batch_that_is_repeated_is_there_exactly_once(unit: int) -> None:
     done = images.campaign(300, 1, unit, by_opcodes=True)
     assert done.images == 300
     assert {"durable:whole", "durable:gone", "plain:gone", "plain:whole"} <= set(done.kinds)

@@ -12,7 +12,7 @@ _PATH = Path(__file__).parents[2] / "tools" / "faults" / "owners.py"
 
 
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
-def test_owners_of_the_append_lock_that_are_killed_lose_and_double_nothing_and_stop_nobody() -> None:
+def test_owners_of_the_append_lock_that_are_killed_lose_and_double_nothing_and_stop_no_other_process() -> None:
     spec = importlib.util.spec_from_file_location("owners_campaign", _PATH)
     assert spec is not None and spec.loader is not None
     campaign = importlib.util.module_from_spec(spec)

@@ -171,7 +171,7 @@ def test_get_if_takes_the_entry_only_if_the_predicate_says_so(twin: ModuleType, 
     assert list(one) == [b"b" * 40]
 
 
-def test_get_if_asks_about_the_next_entry_if_somebody_takes_the_first_meanwhile(twin: ModuleType, make: Make) -> None:
+def test_get_if_asks_about_the_next_entry_if_another_process_takes_the_first_meanwhile(twin: ModuleType, make: Make) -> None:
     one, other = make(), make()
     one.put_many([b"a", b"b"])
     asked = []
@@ -196,7 +196,7 @@ def test_draining_takes_one_entry_at_a_time(make: Make) -> None:
     assert list(one.drain()) == [b"c"]
 
 
-def test_iterating_goes_on_over_chunks_that_somebody_takes_meanwhile(twin: ModuleType, make: Make) -> None:
+def test_iterating_continues_over_chunks_that_another_process_takes_meanwhile(twin: ModuleType, make: Make) -> None:
     one = make()
     one.put_many([b"%040d" % at for at in range(6)])
     entries = iter(one)
@@ -298,7 +298,7 @@ def test_chunks_have_the_mode_of_the_header_whatever_the_umask_is(make: Make, pa
         assert stat.S_IMODE((path.parent / name).stat().st_mode) == 0o640
 
 
-def test_creating_where_something_lies_and_opening_where_nothing_does(path: Path) -> None:
+def test_creating_at_an_occupied_path_and_opening_at_a_free_one(path: Path) -> None:
     with pytest.raises(errors.LogNotFound):
         ChunkQueue.open(path)
     ChunkQueue.create(path).close()
@@ -405,7 +405,7 @@ def test_a_file_that_was_left_with_entries_is_never_overwritten(make: Make, path
     assert list(one) == [bytes(40)]
 
 
-def test_opening_removes_the_empty_chunk_that_a_killed_process_left_in_front_or_behind(make: Make, path: Path) -> None:
+def test_opening_removes_the_empty_chunk_that_a_killed_process_left_at_either_end(make: Make, path: Path) -> None:
     one = make()
     one.put_many([bytes(40)] * 3)
     one.get()
@@ -429,7 +429,7 @@ def test_a_queue_whose_header_is_deleted_or_replaced_is_gone_for_those_who_had_i
     assert path.read_bytes() == bytes(2)
 
 
-def test_a_chunk_that_is_deleted_under_an_open_queue_is_told(twin: ModuleType, make: Make, path: Path) -> None:
+def test_a_chunk_that_is_deleted_under_an_open_queue_is_an_error(twin: ModuleType, make: Make, path: Path) -> None:
     one = make()
     one.put(b"a")
     (path.parent / "queue.dat.1").unlink()
@@ -438,7 +438,7 @@ def test_a_chunk_that_is_deleted_under_an_open_queue_is_told(twin: ModuleType, m
             call()
 
 
-def test_a_chunk_that_is_truncated_under_an_open_queue_kills_nobody(twin: ModuleType, make: Make, path: Path) -> None:
+def test_a_chunk_that_is_truncated_under_an_open_queue_kills_no_process(twin: ModuleType, make: Make, path: Path) -> None:
     one = make(chunk_bytes=1 << 20)
     one.put(bytes(5000))
     os.truncate(path.parent / "queue.dat.1", 100)
@@ -447,7 +447,7 @@ def test_a_chunk_that_is_truncated_under_an_open_queue_kills_nobody(twin: Module
             call()
 
 
-def test_a_chunk_that_is_truncated_while_somebody_iterates_kills_nobody(twin: ModuleType, make: Make, path: Path) -> None:
+def test_a_chunk_that_is_truncated_during_an_iteration_kills_no_process(twin: ModuleType, make: Make, path: Path) -> None:
     one = make(chunk_bytes=1 << 20)
     one.put_many([bytes(100)] * 2000)
     entries = iter(one)
@@ -482,7 +482,7 @@ def test_threads_share_a_handle(twin: ModuleType, make: Make) -> None:
     assert one.empty()
 
 
-def test_a_handle_used_inside_an_operation_of_itself_refuses_and_the_operation_goes_on(interpreted: None, make: Make) -> None:
+def test_a_handle_used_inside_an_operation_of_itself_refuses_and_the_operation_continues(interpreted: None, make: Make) -> None:
     class Interrupting(system.Port):
         """Runs a signal handler, as it were, while the lock is held."""
 
@@ -512,7 +512,7 @@ def test_stats_say_what_is_there(make: Make) -> None:
     assert (stats.chunks, stats.entries, stats.bytes, stats.size, stats.chunk_bytes, stats.max_chunks) == (2, 3, 53, 128, 64, 9)
 
 
-def test_a_new_handle_goes_on_with_chunks_of_the_size_that_it_finds(path: Path) -> None:
+def test_a_new_handle_continues_with_chunks_of_the_size_that_it_finds(path: Path) -> None:
     with ChunkQueue.create(path, chunk_bytes=100) as one:
         one.put(bytes(80))
     with ChunkQueue.open(path) as one:

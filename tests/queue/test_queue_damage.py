@@ -69,7 +69,7 @@ def check(path: Path) -> None:
         assert report.entries == len(got) - 1
 
 
-def test_every_bit_flip_is_told_or_gives_entries_within_bounds(twin: ModuleType, path: Path, files: dict[Path, bytes]) -> None:
+def test_every_bit_flip_is_reported_or_gives_entries_within_bounds(twin: ModuleType, path: Path, files: dict[Path, bytes]) -> None:
     refused = 0
     for file, content in files.items():
         # All bits of the header and of the pointers, lengths and references, and one bit of each other byte.
@@ -84,7 +84,7 @@ def test_every_bit_flip_is_told_or_gives_entries_within_bounds(twin: ModuleType,
     assert refused > 100
 
 
-def test_every_truncation_is_told_or_gives_entries_within_bounds(twin: ModuleType, path: Path, files: dict[Path, bytes]) -> None:
+def test_every_truncation_is_reported_or_gives_entries_within_bounds(twin: ModuleType, path: Path, files: dict[Path, bytes]) -> None:
     for file, content in files.items():
         for size in range(len(content)):
             put_back(files)
@@ -92,7 +92,7 @@ def test_every_truncation_is_told_or_gives_entries_within_bounds(twin: ModuleTyp
             check(path)
 
 
-def test_every_missing_file_is_told(path: Path, files: dict[Path, bytes]) -> None:
+def test_every_missing_file_is_reported(path: Path, files: dict[Path, bytes]) -> None:
     for file in files:
         put_back(files)
         file.unlink()
@@ -176,7 +176,7 @@ def test_a_repair_of_a_sound_queue_changes_no_byte(path: Path, files: dict[Path,
     assert {file: file.read_bytes() for file in path.parent.iterdir()} == files
 
 
-def test_a_repair_writes_every_byte_anew_before_it_flushes(path: Path, files: dict[Path, bytes]) -> None:
+def test_a_repair_writes_every_byte_again_before_it_flushes(path: Path, files: dict[Path, bytes]) -> None:
     """After a flush that failed the kernel takes pages for written that aren't: a flush alone would report success that never was."""
     written: dict[str, bytes] = {}
     flushed: dict[str, bytes] = {}

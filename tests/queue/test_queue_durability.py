@@ -145,7 +145,7 @@ def test_an_entry_whose_flush_fails_is_in_the_queue_and_the_handle_puts_no_more(
         assert list(other) == [b"first", b"second"]
 
 
-def test_an_entry_that_was_taken_and_not_flushed_is_handed_out_with_the_error(interpreted: None, make: Make) -> None:
+def test_an_entry_that_was_taken_and_not_flushed_is_returned_with_the_error(interpreted: None, make: Make) -> None:
     one = make(durability="disk")
     one.put_many([b"a", b"b"])
     with system.replaced(FailingPort(1, errno.EIO, ("flush_data",))), pytest.raises(errors.Unsettled) as caught:

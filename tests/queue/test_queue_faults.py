@@ -101,7 +101,7 @@ def open_files(place: Path) -> list[str]:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a destructor's close that fails too
 @pytest.mark.parametrize(("number", "every"), FAULTS, ids=["EIO once", "EMFILE once", "ENOSPC from then on"])
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.__name__)
-def test_a_call_that_fails_is_told_and_loses_nothing(
+def test_a_failed_call_is_reported_and_loses_nothing(
     interpreted: None, tmp_path: Path, operation: Callable[[Path], None], number: int, every: bool
 ) -> None:
     template = tmp_path / "template"

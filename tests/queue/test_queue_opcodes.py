@@ -116,7 +116,7 @@ CASES = [
 @pytest.mark.parametrize(
     ("operation", "allowed", "durability"), CASES, ids=[f"{operation.__name__} {durability}" for operation, _, durability in CASES]
 )
-def test_killed_at_any_opcode_it_loses_nothing_and_stops_nobody(
+def test_killed_at_any_opcode_it_loses_nothing_and_stops_no_other_process(
     interpreted: None, tmp_path: Path, operation: Callable[[ChunkQueue], None], allowed: list[list[bytes]], durability: str
 ) -> None:
     template = tmp_path / "template"

@@ -51,7 +51,7 @@ def test_the_original_keeps_us_out_and_is_named(make: Make, path: Path) -> None:
     ChunkQueue.open(path).close()
 
 
-def test_we_keep_the_original_out_as_long_as_one_handle_is_open(make: Make, path: Path) -> None:
+def test_the_original_program_is_locked_out_while_one_handle_is_open(make: Make, path: Path) -> None:
     one, other = make(), make()
     for handle in (one, other):
         process = subprocess.run([sys.executable, "-c", ORIGINAL, path], stdin=subprocess.DEVNULL, capture_output=True, text=True)
@@ -61,7 +61,7 @@ def test_we_keep_the_original_out_as_long_as_one_handle_is_open(make: Make, path
         process.communicate()
 
 
-def test_another_handle_that_is_stopped_in_an_operation_is_waited_for_and_never_robbed(make: Make, path: Path) -> None:
+def test_another_handle_that_is_stopped_in_an_operation_is_waited_for_and_never_bypassed(make: Make, path: Path) -> None:
     one = make(timeout=0.05)
     one.put(b"a")
     fd = system.port.open(path, os.O_RDWR)

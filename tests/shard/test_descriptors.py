@@ -121,7 +121,7 @@ def test_a_set_that_is_created_under_the_limit_is_there_and_opens_above_it(tmp_p
 
 @pytest.mark.parametrize("options", [{"capacity": 4096}, {"format": "kvj"}, {"format": "fflg"}], ids=["spool", "kvj", "fflg"])
 @pytest.mark.parametrize("deed", ["append", "append_many", "sync", "read", "follow"])
-def test_each_use_of_a_set_that_runs_out_says_so_and_goes_on_above_the_limit(tmp_path: Path, options: dict[str, Any], deed: str) -> None:
+def test_each_use_of_a_set_that_runs_out_says_so_and_continues_above_the_limit(tmp_path: Path, options: dict[str, Any], deed: str) -> None:
     with system.replaced(NoDisk()), shard.create(tmp_path / "set", bits=6, **options) as shards:
         if deed in ("read", "follow", "sync"):
             shards.append_many([b"x"] * 640)

@@ -87,7 +87,7 @@ def test_the_names_that_sej_gives_its_shards(tmp_path: Path) -> None:
             assert (tmp_path / f"{prefix}{bits}" / names / "jnl").is_dir()
 
 
-def test_following_goes_on_through_segments(tmp_path: Path) -> None:
+def test_following_continues_through_segments(tmp_path: Path) -> None:
     with ShardSet.create(tmp_path, bits=1, format="sej", segment_bytes=200) as shards:
 
         def write() -> None:

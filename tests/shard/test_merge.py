@@ -103,7 +103,7 @@ def test_more_records_than_a_batch_holds_come_in_order(shards: ShardSet) -> None
     assert places(shards) == [(1000 + at * 4 + index, index, at) for at in range(count) for index in range(4)]
 
 
-def test_a_record_that_comes_late_is_handed_out_late_whatever_its_timestamp(shards: ShardSet) -> None:
+def test_a_record_that_comes_late_is_returned_late_whatever_its_timestamp(shards: ShardSet) -> None:
     with closing(shards.follow(timeout=0)) as following:
         shards.shards[0].append("new", timestamp=1000)
         assert next(following).data == "new"

@@ -244,7 +244,7 @@ def test_the_parent_of_the_root_is_not_made(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
-def test_a_disk_without_room_for_all_shards_leaves_those_before_and_create_goes_on(tmp_path: Path) -> None:
+def test_a_disk_without_room_for_all_shards_leaves_those_before_and_create_continues(tmp_path: Path) -> None:
     class Full(system.Port):
         left = 3  # files
 
@@ -638,7 +638,7 @@ def overrun(tmp_path: Path) -> Iterator[tuple[ShardSet, dict[int, Gap]]]:
         yield shards, {1: Gap(0, first - 1, "overrun", str(shards.root / "t.1.001"))}
 
 
-def test_a_gap_is_raised_once_and_the_reading_goes_on_behind_it(overrun: tuple[ShardSet, dict[int, Gap]]) -> None:
+def test_a_gap_is_raised_once_and_the_reading_continues_after_it(overrun: tuple[ShardSet, dict[int, Gap]]) -> None:
     shards, gaps = overrun
     reading = shards.read(start={0: 0, 1: 0})
     got: list[Any] = []
@@ -656,7 +656,7 @@ def test_a_gap_is_raised_once_and_the_reading_goes_on_behind_it(overrun: tuple[S
     assert [record.data for record in got if record.shard == 1] == list(range(gaps[1].last + 1, WRITTEN))
 
 
-def test_a_gap_is_handed_out_in_place_of_its_records(overrun: tuple[ShardSet, dict[int, Gap]]) -> None:
+def test_a_gap_is_returned_instead_of_its_records(overrun: tuple[ShardSet, dict[int, Gap]]) -> None:
     shards, gaps = overrun
     got = list(shards.read(start={1: 0}, on_gap="yield"))
     assert [item for item in got if isinstance(item, Gap)] == [gaps[1]]

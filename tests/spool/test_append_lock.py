@@ -121,7 +121,7 @@ def test_a_word_that_names_a_slot_which_a_new_handle_got_is_replaced(ring: Ring,
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_whatever_the_word_says_nobody_but_a_living_owner_keeps_the_lock(ring: Ring, seed: int) -> None:
+def test_whatever_the_word_says_only_a_living_owner_keeps_the_lock(ring: Ring, seed: int) -> None:
     noise = random.Random(seed)
     bystander = ring.append_lock()
     assert bystander.take()
@@ -204,7 +204,7 @@ def test_a_lock_that_becomes_free_in_time_is_taken_in_the_same_step(ring: Ring, 
     assert word(ring) == 0
 
 
-def test_a_lock_that_stays_taken_is_given_up_after_its_time(ring: Ring) -> None:
+def test_a_lock_that_stays_taken_is_abandoned_after_its_time(ring: Ring) -> None:
     owner, waiter = ring.append_lock(), ring.append_lock()
     assert owner.take()
     assert not waiter.take_within(1_000_000)
@@ -215,7 +215,7 @@ def test_a_lock_that_stays_taken_is_given_up_after_its_time(ring: Ring) -> None:
     waiter.free()
 
 
-def test_whoever_closes_a_lock_ends_the_wait_for_it(ring: Ring) -> None:
+def test_closing_a_lock_ends_the_wait_for_it(ring: Ring) -> None:
     owner, waiter = ring.append_lock(), ring.append_lock()
     assert owner.take()
     closer = threading.Thread(target=waiter.close)
@@ -226,7 +226,7 @@ def test_whoever_closes_a_lock_ends_the_wait_for_it(ring: Ring) -> None:
     owner.free()
 
 
-def test_nobody_sleeps_for_a_lock_that_is_free(ring: Ring, compiled: ModuleType) -> None:
+def test_no_writer_sleeps_for_a_free_lock(ring: Ring, compiled: ModuleType) -> None:
     lock = ring.append_lock()
     assert lock.take()
     lock.free()
@@ -350,7 +350,7 @@ def test_a_child_of_an_owner_keeps_no_slot_alive(log: Spool) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes PID namespaces")
-def test_owners_in_two_pid_namespaces_with_equal_pids_are_told_apart(log: Spool) -> None:
+def test_owners_in_two_pid_namespaces_with_equal_pids_are_distinguished(log: Spool) -> None:
     """Each child is process 1 of a namespace of its own; one ends while it holds the lock, the other one keeps a slot."""
     import ctypes
 
@@ -447,7 +447,7 @@ def test_the_bytes_of_slots_are_those_that_the_format_names(log: Spool) -> None:
 # States that only a fault can cause.
 
 
-def test_a_handle_that_was_interrupted_frees_nobody_elses_lock(ring: Ring) -> None:
+def test_an_interrupted_handle_frees_no_lock_of_another_one(ring: Ring) -> None:
     """A signal handler raised before the attempt came to the word; `locks.appending` frees the lock then."""
     owner, other = ring.append_lock(), ring.append_lock()
     assert owner.take()
@@ -462,7 +462,7 @@ def test_a_handle_that_was_interrupted_frees_nobody_elses_lock(ring: Ring) -> No
     assert word(ring) == said + 9 * STEP
 
 
-def test_an_owner_of_whom_the_kernel_says_nothing_is_taken_for_alive(make_ring: MakeRing, compiled: ModuleType) -> None:
+def test_an_owner_unknown_to_the_kernel_counts_as_alive(make_ring: MakeRing, compiled: ModuleType) -> None:
     ring = make_ring(compiled)
     owner, waiter = ring.append_lock(), ring.append_lock()
     assert waiter.take()
@@ -544,7 +544,7 @@ def test_a_lock_that_is_forgotten_after_its_file_was_closed_leaves_the_next_file
         assert not system.port.try_lock(other, lock_py.GATE), "the lock of the file that has the number now"
 
 
-def test_an_interpreted_writer_is_told_that_compiled_handles_keep_it_out(log: Spool, compiled: ModuleType) -> None:
+def test_an_interpreted_writer_gets_an_error_that_names_compiled_handles(log: Spool, compiled: ModuleType) -> None:
     log.append(b"x")
     if kvspool.kernel.frames.TWIN != "compiled":
         pytest.skip("the log is open in this twin")
@@ -557,7 +557,7 @@ def test_an_interpreted_writer_is_told_that_compiled_handles_keep_it_out(log: Sp
     subprocess.run([sys.executable, "-c", code, log.path], env={**os.environ, "KVSPOOL_NO_EXTENSIONS": "1"}, check=True, timeout=60)
 
 
-def test_a_child_that_is_forked_in_the_midst_of_an_append_neither_owns_nor_frees_the_lock(log: Spool) -> None:
+def test_a_child_that_is_forked_during_an_append_neither_owns_nor_frees_the_lock(log: Spool) -> None:
     log.append(b"first")
 
     def append_in_a_child(writer: Any) -> bool:

@@ -139,7 +139,7 @@ def test_a_batch_that_is_stored_in_part_says_what_is_stored(log: Spool, monkeypa
     assert since_filled(log) == VALUES
 
 
-def test_a_batch_that_is_stored_in_part_goes_on_when_the_view_is_closed(log: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_that_is_stored_in_part_continues_when_the_view_is_closed(log: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
     views: list[View] = []
     during(monkeypatch, lambda: views.append(View(log, log.extent()[0])))
     with system.replaced(Sleeping(lambda: views[0].close())):
@@ -147,7 +147,7 @@ def test_a_batch_that_is_stored_in_part_goes_on_when_the_view_is_closed(log: Spo
     assert [(record.key, record.value) for record in log.read(FILLED)] == [(value[:2], value) for value in VALUES]
 
 
-def test_a_batch_that_is_stored_in_part_does_not_go_on_after_records_of_others(log: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_that_is_stored_in_part_does_not_continue_after_records_of_others(log: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
     views: list[View] = []
     during(monkeypatch, lambda: views.append(View(log, log.extent()[0])))
 
@@ -208,7 +208,7 @@ def test_an_error_before_the_first_piece_says_that_nothing_is_stored(log: Spool,
     assert log.end() == FILLED
 
 
-def test_a_producers_batch_that_is_stored_in_part_is_completed_when_it_comes_again(log: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_producers_batch_that_is_stored_in_part_is_completed_when_it_is_repeated(log: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
     views: list[View] = []
     during(monkeypatch, lambda: views.append(View(log, log.extent()[0])))
     with pytest.raises(AppendedInPart, match="append the batch again") as raised:
@@ -220,7 +220,7 @@ def test_a_producers_batch_that_is_stored_in_part_is_completed_when_it_comes_aga
     assert producer(log, VALUES) == (FILLED, 50, True)
 
 
-def test_a_producers_batch_goes_on_in_the_same_call_when_the_view_is_closed(log: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_producers_batch_continues_in_the_same_call_when_the_view_is_closed(log: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
     views: list[View] = []
     during(monkeypatch, lambda: views.append(View(log, log.extent()[0])))
 

@@ -21,7 +21,7 @@ def test_a_checkpoint_begins_with_the_sequence_of_the_frame_at_its_head(twin: Mo
     assert (state.tail, state.next_seq, state.timestamp) == ring.mark()
 
 
-def test_where_the_oldest_frame_is_damaged_the_control_blocks_word_stands_in(twin: ModuleType, make_ring: Callable[..., Any]) -> None:
+def test_if_the_oldest_frame_is_damaged_the_control_blocks_word_counts(twin: ModuleType, make_ring: Callable[..., Any]) -> None:
     ring = make_ring(twin, 1024)
     ring.fill([b"x" * 60] * 50)
     head, least = ring.earliest()

@@ -98,7 +98,7 @@ def test_a_follower_that_is_overtaken_again_and_again_ends_up_at_the_tail(log: S
     assert got.last >= 100 + 150, "it did not wait for the writer to rest"
 
 
-def test_of_a_large_ring_a_reader_that_is_overtaken_twice_goes_on_ahead_of_the_writer(tmp_path: Path) -> None:
+def test_of_a_large_ring_a_reader_that_is_overtaken_twice_continues_ahead_of_the_writer(tmp_path: Path) -> None:
     with kvspool.create(tmp_path / "log", capacity="1MiB") as log:
         append(log, 30_000)
         cursor = log.cursor(0)
@@ -261,7 +261,7 @@ def test_an_iteration_that_is_overtaken_between_two_records_accounts_for_every_s
     assert account(items) == (0, log.stats().next_sequence)
 
 
-def test_records_and_values_go_on_after_damage_anywhere(tmp_path: Path) -> None:
+def test_records_and_values_continue_after_damage_anywhere(tmp_path: Path) -> None:
     with kvspool.create(tmp_path / "log", capacity=65536) as log:
         append(log, 1000)
         with open(log.path / format.DATA_FILE, "r+b") as file:
@@ -295,7 +295,7 @@ def test_closing_the_log_ends_an_iteration_at_the_next_record(tmp_path: Path, re
             next(items)
 
 
-def test_an_iteration_hands_out_what_is_appended_while_it_runs(tmp_path: Path) -> None:
+def test_an_iteration_returns_what_is_appended_while_it_runs(tmp_path: Path) -> None:
     with kvspool.create(tmp_path / "log", capacity=65536) as log:
         append(log, 600)
         with Reading(log.cursor(0), 650, "raise") as reading:

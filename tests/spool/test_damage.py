@@ -221,7 +221,7 @@ def test_cut_off_at_any_length_it_is_refused(damaged: Damaged, name: str) -> Non
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_junk_behind_the_end_means_nothing(damaged: Damaged, sample: Sample, name: str) -> None:
+def test_junk_after_the_end_means_nothing(damaged: Damaged, sample: Sample, name: str) -> None:
     def append(size: int) -> Callable[[], None]:
         return lambda: damaged.put(**{name.removeprefix("spool."): damaged.whole[name] + os.urandom(size)})
 
@@ -254,7 +254,7 @@ def assert_only(outcome: Outcome, sample: Sample, hit: set[int]) -> None:
     assert outcome.resumed == sample.committed
 
 
-def test_a_flipped_bit_of_the_ring_costs_the_record_it_lies_in(damaged: Damaged, sample: Sample) -> None:
+def test_a_flipped_bit_of_the_ring_costs_the_record_it_is_in(damaged: Damaged, sample: Sample) -> None:
     where = frames_of(sample)
     owner = {byte: sequence for sequence, bytes_of in where.items() for byte in bytes_of}
     bits = range(format.DATA_START * 8 + random.randrange(STRIDE), len(damaged.whole[format.DATA_FILE]) * 8, STRIDE)
@@ -304,7 +304,7 @@ def judge_control(byte: int, outcome: Outcome, sample: Sample) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_any_sector_of_zeros_is_found_or_costs_what_lay_there(damaged: Damaged, sample: Sample, name: str) -> None:
+def test_any_sector_of_zeros_is_found_or_costs_its_records(damaged: Damaged, sample: Sample, name: str) -> None:
     whole = damaged.whole[name]
     where = frames_of(sample)
 

@@ -204,7 +204,7 @@ def test_closing_at_the_level_disk_syncs(tmp_path: Path) -> None:
 # The background thread of the level "os".
 
 
-def test_the_thread_begins_at_the_first_append_and_flushes_by_itself(tmp_path: Path) -> None:
+def test_the_thread_begins_at_the_first_append_and_flushes_automatically(tmp_path: Path) -> None:
     flushed = threading.Event()
 
     class Watching(system.Port):
@@ -232,7 +232,7 @@ def test_closing_syncs_what_the_thread_had_not_come_to_and_ends_it(tmp_path: Pat
         assert (log.stats().synced_sequence, newest(log).tail) == (1, word(log, frames.TAIL))
 
 
-def test_the_thread_of_a_handle_that_nobody_has_any_more_ends(tmp_path: Path) -> None:
+def test_the_thread_of_a_handle_without_references_ends(tmp_path: Path) -> None:
     log = kvspool.create(tmp_path / "log", capacity=4096, durability="os", sync_interval=0.001)
     log.append(b"one")
     (thread,) = threads()
@@ -307,7 +307,7 @@ def test_a_flush_that_fails_is_nobodys_success(large: Spool, nth: int, every: bo
         assert other.stats().synced_sequence == acknowledged == nth - 1
 
 
-def test_a_waiter_whose_record_was_covered_before_the_failure_is_told_of_it(log: Spool) -> None:
+def test_a_waiter_whose_record_was_covered_before_the_failure_succeeds(log: Spool) -> None:
     log.append(b"x", durable=True)
     log._live().control.cast("Q")[frames.SYNC_ERROR] = errno.EIO
     assert log._flusher is not None
@@ -315,7 +315,7 @@ def test_a_waiter_whose_record_was_covered_before_the_failure_is_told_of_it(log:
         log._flusher.flush_below(1, 10)
 
 
-def test_who_waits_too_long_learns_that_the_record_was_appended(log: Spool) -> None:
+def test_a_long_wait_is_an_error_that_says_that_the_record_was_appended(log: Spool) -> None:
     fd = os.open(log.path / format.CONTROL_FILE, os.O_RDWR)
     locks.acquire(fd, format.SYNC_LOCK, 0, str)
     with pytest.raises(errors.NotDurable, match="sequences 0 to 1 were appended") as caught:
@@ -361,7 +361,7 @@ def test_an_exception_out_of_a_signal_handler_leaves_the_lock_free_and_nothing_p
     assert log.append(b"x", durable=True) == 2
 
 
-def test_a_lock_that_cannot_be_given_back_leaves_no_leader_behind(log: Spool) -> None:
+def test_a_lock_that_cannot_be_given_back_leaves_no_leader(log: Spool) -> None:
     log.append(b"x", durable=True)
     assert log._flusher is not None
     group = log._flusher._group
@@ -375,7 +375,7 @@ def test_a_lock_that_cannot_be_given_back_leaves_no_leader_behind(log: Spool) ->
         assert other.append(b"another one", durable=True, timeout=0) == 2
 
 
-def test_an_exception_in_the_first_append_leaves_a_handle_that_goes_on(log: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exception_in_the_first_append_leaves_a_handle_that_continues(log: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> Any:
         raise KeyboardInterrupt
 
@@ -402,7 +402,7 @@ def test_a_signal_handler_that_flushes_in_the_middle_of_a_flush_is_refused(log: 
 
 
 @pytest.mark.parametrize("durability", ["os", "disk"])
-def test_closing_while_another_thread_flushes_harms_nobody(tmp_path: Path, durability: Any) -> None:
+def test_closing_while_another_thread_flushes_harms_no_other_thread(tmp_path: Path, durability: Any) -> None:
     kvspool.create(tmp_path / "log", capacity=4096).close()
     for _ in range(20):
         log = kvspool.open(tmp_path / "log", durability=durability)
@@ -490,7 +490,7 @@ def test_threads_share_flushes(large: Spool) -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_killed_in_the_midst_of_a_flush_the_lock_is_free_and_others_go_on(log: Spool, when: str) -> None:
+def test_killed_during_a_flush_the_lock_is_free_and_others_continue(log: Spool, when: str) -> None:
     class Dying(system.Port):
         def flush_data(self, fd: int) -> None:
             if when == "after":
@@ -631,7 +631,7 @@ def test_a_synced_reader_sees_nothing_before_a_sync_and_exactly_up_to_it_after(l
     following.close()
 
 
-def test_a_sync_wakes_who_waits_for_it_although_an_append_has_cleared_the_wish_before(log: Spool) -> None:
+def test_a_sync_wakes_its_waiters_although_an_append_has_cleared_the_wish_before(log: Spool) -> None:
     wakes: list[int] = []
 
     class Listening(system.Port):

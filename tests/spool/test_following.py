@@ -99,7 +99,7 @@ def test_many_logs_in_one_loop_share_one_descriptor(
         log.close()
 
 
-def test_another_process_wakes_the_loop_which_goes_on_meanwhile(run: Any, patient: None, log: Spool) -> None:
+def test_another_process_wakes_the_loop_which_continues_meanwhile(run: Any, patient: None, log: Spool) -> None:
     def write() -> None:
         with kvspool.open(log.path) as mine:
             while not mine._live().control[WANTED]:
@@ -140,7 +140,7 @@ def test_a_log_that_always_has_more_lets_other_tasks_run(run: Any, log: Spool) -
     assert len(turns) > 5
 
 
-def test_a_cancelled_wait_leaves_nothing_behind_and_loses_no_record(
+def test_a_cancelled_wait_leaves_nothing_and_loses_no_record(
     run: Any, patient: None, log: Spool, notifiers: Callable[[], set[str]]
 ) -> None:
     async def work() -> list[bytes]:
@@ -176,7 +176,7 @@ def test_a_task_that_is_cancelled_while_another_one_sleeps_costs_that_one_nothin
     assert run(work()) == [b"x"]
 
 
-def test_leaving_the_loop_early_leaves_nothing_behind(run: Any, log: Spool) -> None:
+def test_leaving_the_loop_early_leaves_nothing(run: Any, log: Spool) -> None:
     log.append(b"x")
 
     async def work() -> None:
@@ -247,7 +247,7 @@ def test_without_inotify_every_record_comes_all_the_same(run: Any, log: Spool, i
         assert run(work()) == [b"a", b"b"]
 
 
-def test_who_may_only_read_looks_again_and_again(run: Any, log: Spool) -> None:
+def test_a_user_without_write_permission_polls(run: Any, log: Spool) -> None:
     class ReadOnly(system.Port):
         def open(self, path: Any, flags: int, mode: int = 0o600) -> int:
             if flags & os.O_RDWR:
@@ -267,7 +267,7 @@ def test_who_may_only_read_looks_again_and_again(run: Any, log: Spool) -> None:
         assert run(work()) == [b"x"]
 
 
-def test_a_durable_reader_commits_what_it_was_handed_out(run: Any, log: Spool) -> None:
+def test_a_durable_reader_commits_the_returned_records(run: Any, log: Spool) -> None:
     log.append_many([b"a", b"b", b"c"])
 
     async def work() -> None:

@@ -145,7 +145,7 @@ def test_the_layouts_stand_where_the_design_puts_them() -> None:
     }
 
 
-def test_every_word_that_changes_is_aligned_and_those_of_different_parties_lie_in_different_lines() -> None:
+def test_every_changing_word_is_aligned_and_words_of_different_parties_are_in_different_lines() -> None:
     parties = {"head": "writer", "tail": "writer", "synced": "syncer", "wanted": "reader", "holder_id_low": "holder"}
     lines: dict[int, str] = {}
     party = ""

@@ -26,7 +26,7 @@ from kvspool.spool import format
 @pytest.mark.timeout(120, method="thread")  # the alarm is ours
 @pytest.mark.skipif(frames.TWIN == "interpreted", reason="interpreted, the lock and the work are several steps")
 @pytest.mark.parametrize("count", [1, 3])
-def test_an_exception_out_of_a_signal_handler_leaves_no_lock_behind(no_collector: None, log: Spool, count: int) -> None:
+def test_an_exception_out_of_a_signal_handler_leaves_no_lock_held(no_collector: None, log: Spool, count: int) -> None:
     noise = random.Random(count)
     interrupts = 0
     log.append(b"the first one opens what writing needs")
@@ -116,7 +116,7 @@ def test_an_exception_out_of_a_signal_handler_costs_a_reader_at_most_the_record_
         assert all(later - sooner <= 2 for sooner, later in zip(got, got[1:], strict=False))
 
 
-def test_a_sync_while_another_thread_closes_the_handle_harms_nobody(tmp_path: Path) -> None:
+def test_a_sync_while_another_thread_closes_the_handle_harms_no_other_thread(tmp_path: Path) -> None:
     kvspool.create(tmp_path / "log", capacity=4096).close()
     for _ in range(60):
         log = kvspool.open(tmp_path / "log")
@@ -220,7 +220,7 @@ def test_an_error_of_one_shard_costs_no_record_of_another_one(tmp_path: Path) ->
     assert got == [b"0"] * 3 + [b"1"] * 3
 
 
-def test_a_handle_is_not_closed_in_the_midst_of_an_append_to_it(log: Spool) -> None:
+def test_a_handle_is_not_closed_during_an_append_to_it(log: Spool) -> None:
     refused: list[type[Exception]] = []
 
     def handler(*_: object) -> None:

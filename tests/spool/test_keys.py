@@ -96,7 +96,7 @@ def test_keys_are_added_once_and_found_by_all() -> None:
         one.keys.name(3)
 
 
-def test_a_key_that_somebody_else_added_is_looked_up() -> None:
+def test_a_key_that_another_process_added_is_looked_up() -> None:
     region = memoryview(bytearray(SIZE))
     one, other = table_in(region), table_in(region)
     other.add(["a"], no_flush)
@@ -209,7 +209,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "log"
 
 
-def test_the_table_of_a_log_lies_where_the_format_says(path: Path) -> None:
+def test_the_table_of_a_log_is_where_the_format_says(path: Path) -> None:
     with kvspool.open(path) as log:
         log.append({"user": 1})
         control = (path / format.CONTROL_FILE).read_bytes()
@@ -217,7 +217,7 @@ def test_the_table_of_a_log_lies_where_the_format_says(path: Path) -> None:
         assert control[format.KEYS_AT + HEAD + 6 :][:4] == b"user"
 
 
-def test_a_stream_of_ever_new_keys_fills_the_table_and_goes_on(path: Path) -> None:
+def test_a_stream_of_ever_new_keys_fills_the_table_and_continues(path: Path) -> None:
     with kvspool.open(path) as log:
         values = [{f"{at:050}": at, "n": at} for at in range(800)]
         log.append_many(values)
@@ -257,7 +257,7 @@ def test_a_disk_that_fails_poisons_the_log(path: Path) -> None:
         assert [record.data for record in log.read()] == [{"a": 1}, {"a": 2}]
 
 
-def test_who_waits_too_long_for_the_key_lock_is_told(path: Path) -> None:
+def test_a_long_wait_for_the_key_lock_is_an_error(path: Path) -> None:
     with kvspool.open(path) as holder, kvspool.open(path, timeout=0) as log:
         log.append({"a": 1})
         fd = system.port.open(path / format.CONTROL_FILE, os.O_RDWR)
@@ -323,7 +323,7 @@ def killed_at(nth: int, operation: Callable[[], object]) -> bool:
 
 
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
-def test_a_process_killed_while_it_adds_keys_stops_nobody(path: Path) -> None:
+def test_a_process_killed_while_it_adds_keys_stops_no_other_process(path: Path) -> None:
     def append() -> None:
         with kvspool.open(path) as fresh:
             fresh.append({"new": 1, "old": 2})

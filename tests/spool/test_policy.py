@@ -124,7 +124,7 @@ def test_without_a_durable_reader_every_policy_overwrites(make: Callable[..., Sp
     assert log.stats().next_sequence == 200
 
 
-def test_overwrite_waits_for_nobody(make: Callable[..., Spool]) -> None:
+def test_overwrite_waits_for_no_reader(make: Callable[..., Spool]) -> None:
     log = make("overwrite")
     log.reader("r").close()
     log.append_many([VALUE] * 100)
@@ -221,7 +221,7 @@ def test_a_damaged_slot_holds_the_log_until_it_is_deleted(make: Callable[..., Sp
     log.append(VALUE)
 
 
-def test_a_blocked_writer_goes_on_when_the_reader_commits(make: Callable[..., Spool]) -> None:
+def test_a_blocked_writer_continues_when_the_reader_commits(make: Callable[..., Spool]) -> None:
     log = make("block")
     with log.reader("r") as reader:
         fill(log, timeout=0)
@@ -310,7 +310,7 @@ def test_a_reader_that_commits_is_alive(make: Callable[..., Spool], clock: Clock
         assert log.append(VALUE) == 34
 
 
-def test_a_reader_that_has_nothing_to_read_is_not_given_up(make: Callable[..., Spool], clock: ClockPort) -> None:
+def test_a_reader_that_has_nothing_to_read_is_not_abandoned(make: Callable[..., Spool], clock: ClockPort) -> None:
     log = make("raise", reader_expiry=10)
     log.reader("r").close()
     clock.time += 11 * 10**9
@@ -330,14 +330,14 @@ def test_times_of_the_caller_s_do_not_keep_a_ghost(make: Callable[..., Spool], c
     assert log.append(VALUE) == 34
 
 
-def test_a_clock_that_went_back_evicts_nobody(make: Callable[..., Spool], clock: ClockPort) -> None:
+def test_a_clock_that_went_back_evicts_no_reader(make: Callable[..., Spool], clock: ClockPort) -> None:
     log = make("raise", reader_expiry=10)
     log.reader("r").close()
     clock.time -= 10**12
     assert fill(log) == 34
 
 
-def test_without_an_expiry_writers_wait_for_ever(make: Callable[..., Spool], clock: ClockPort) -> None:
+def test_without_an_expiry_writers_wait_forever(make: Callable[..., Spool], clock: ClockPort) -> None:
     log = make("raise")
     log.reader("r").close()
     fill(log)

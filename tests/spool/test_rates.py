@@ -140,7 +140,7 @@ def test_readers_count_the_gaps_they_are_given(log: Spool, clock: Clock) -> None
     assert (found.last_second.gaps, found.minutes[0].gaps, found.hours[0].gaps) == (1, 2, 2)
 
 
-def test_who_may_only_read_counts_nothing(log: Spool, clock: Clock) -> None:
+def test_a_user_without_write_permission_counts_nothing(log: Spool, clock: Clock) -> None:
     fill(log, 2000)
     with kvspool.open(log.path) as reader:
         assert reader._files is not None

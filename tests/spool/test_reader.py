@@ -81,7 +81,7 @@ def test_interrupted_while_it_copies_out_nothing_is_passed_over(spool: Spool, mo
         assert sequences(items) == list(range(20))
 
 
-def test_a_second_opener_is_told_who_has_it(spool: Spool, holder: subprocess.Popen[bytes]) -> None:
+def test_a_second_opener_learns_which_process_has_it(spool: Spool, holder: subprocess.Popen[bytes]) -> None:
     with pytest.raises(ReaderBusy, match=f"'billing'.*process {holder.pid} "):
         spool.reader("billing")
     with pytest.raises(ReaderBusy):
@@ -281,7 +281,7 @@ def test_there_are_64_readers(spool: Spool) -> None:
     assert len(spool.readers()) == 64
 
 
-def test_a_deleted_reader_begins_anew(spool: Spool) -> None:
+def test_a_deleted_reader_begins_again(spool: Spool) -> None:
     spool.append_many([b"x"] * 3)
     with spool.reader("r", start=2):
         pass
@@ -338,7 +338,7 @@ class ReadOnlyPort(system.Port):
         return super().open(path, flags, mode)
 
 
-def test_who_may_only_read_has_no_reader_and_reads_all_the_same(spool: Spool) -> None:
+def test_a_user_without_write_permission_has_no_durable_reader_but_reads(spool: Spool) -> None:
     spool.append_many([b"x"] * 3)
     with spool.reader("r"), system.replaced(ReadOnlyPort()), kvspool.open(spool.path) as log:
         with pytest.raises(PermissionError):
@@ -361,7 +361,7 @@ def test_after_close(spool: Spool) -> None:
     assert reader.closed and "closed" in repr(reader)
 
 
-def test_readers_leave_no_descriptor_behind(spool: Spool) -> None:
+def test_readers_leave_no_open_descriptor(spool: Spool) -> None:
     spool.append(b"x")
     spool.reader("warm").close()
     gc.collect()  # objects of other tests must not be collected during this one

@@ -77,7 +77,7 @@ def records(disk: Any) -> list[Any]:
     return [item for item in disk.read() if not isinstance(item, Gap)]
 
 
-def test_every_flipped_bit_costs_the_record_it_lies_in_and_no_other(twin: ModuleType) -> None:
+def test_every_flipped_bit_costs_the_record_it_is_in_and_no_other(twin: ModuleType) -> None:
     whole = filled(twin, count=3, size=9)
     frame = 48
     for bit in range(3 * frame * 8):
@@ -149,7 +149,7 @@ def test_a_restart_of_the_machine_with_all_pages_on_disk_costs_no_record(twin: M
     assert (damaged, lost) == ([], [])
 
 
-def test_records_past_a_checkpoint_bring_up_no_frames_behind_a_pad(twin: ModuleType) -> None:
+def test_records_past_a_checkpoint_bring_up_no_frames_after_a_pad(twin: ModuleType) -> None:
     disk = images.blank(4096)
     while disk.reader(0, 0).mark()[0] < 7400:
         put(disk, [b"x" * 96])
@@ -177,7 +177,7 @@ def test_frames_that_a_killed_writer_left_after_the_end_cost_no_record_before_th
 
 
 @pytest.mark.parametrize("left", [[b""] * 20, [b"x" * 500]], ids=["small", "large"])
-def test_frames_that_only_a_killed_writer_put_are_not_handed_out_for_want_of_others(twin: ModuleType, left: list[bytes]) -> None:
+def test_frames_that_only_a_killed_writer_put_are_not_returned_for_want_of_others(twin: ModuleType, left: list[bytes]) -> None:
     disk = images.blank(4096)
     disk.twin = twin
     put(disk, left, is_published=False)
@@ -399,7 +399,7 @@ def test_an_older_head_is_noticed_wherever_its_writer_or_its_recovery_is_killed(
     assert stores > 20
 
 
-def test_numbers_never_go_back_beside_an_older_head(twin: ModuleType) -> None:
+def test_numbers_never_go_back_next_to_an_older_head(twin: ModuleType) -> None:
     disk = filled(frames_py, laps=True)
     for boot in (b"1" * 16, BOOT):
         recovery.recover(disk, boot, 1)
@@ -437,7 +437,7 @@ def test_an_older_control_block_costs_no_record_before_leftovers_of_an_earlier_l
     assert records(disk) == there
 
 
-def test_a_log_that_is_opened_in_another_start_of_the_machine_goes_on_at_a_multiple_of_two_to_the_32(
+def test_a_log_that_is_opened_in_another_start_of_the_machine_continues_at_a_multiple_of_two_to_the_32(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with kvspool.create(tmp_path / "log", capacity=65536) as log:
@@ -512,7 +512,7 @@ def test_a_durable_reader_ahead_of_the_recovered_log_gets_a_gap_and_no_record_tw
                 assert [record.sequence for record in reader.read()] == appended
 
 
-def test_a_durable_reader_behind_goes_on_at_its_record(tmp_path: Path) -> None:
+def test_a_lagging_durable_reader_continues_at_its_record(tmp_path: Path) -> None:
     with kvspool.create(tmp_path / "log", capacity=4096, policy="raise") as log:
         for lap in range(40):
             with log.reader("one") as reader:
@@ -536,7 +536,7 @@ def test_keyed_values_are_decoded_after_a_restart(tmp_path: Path) -> None:
         assert [record.data for record in log.read(on_gap="skip")] == [{"a": 1}, {"b": 2}, {"c": 3}]
 
 
-def test_who_may_only_read_is_told_that_the_log_must_be_recovered_first(tmp_path: Path) -> None:
+def test_a_user_without_write_permission_learns_that_the_log_must_be_recovered_first(tmp_path: Path) -> None:
     kvspool.create(tmp_path / "log", capacity=65536).close()
     with system.replaced(ReadOnly()), pytest.raises(errors.Unrecovered, match="with write permission"):
         kvspool.open(tmp_path / "log")
@@ -607,5 +607,5 @@ def test_opening_in_the_same_start_of_the_machine_looks_at_no_frame(tmp_path: Pa
     ("last", "goes_on"),
     [(0, STRIDE), (1 << 31, STRIDE), ((1 << 31) + 1, 2 * STRIDE), (STRIDE, 2 * STRIDE), (STRIDE - 1, 2 * STRIDE)],
 )
-def test_numbers_go_on_at_a_multiple_that_leaves_room_for_what_the_crash_took(last: int, goes_on: int) -> None:
+def test_numbers_continue_at_a_multiple_that_leaves_room_for_what_the_crash_took(last: int, goes_on: int) -> None:
     assert findings.next_multiple(last) == goes_on

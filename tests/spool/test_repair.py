@@ -65,7 +65,7 @@ def test_a_disk_that_still_fails_leaves_the_log_poisoned(poisoned: Path, nth: in
 
 @pytest.mark.parametrize("word", ["tail", "head", "mark_a_tail", "min_seq"])
 @pytest.mark.parametrize("value", [8, 12345, 1 << 40, (1 << 64) - 8])
-def test_a_damaged_control_block_is_made_anew_from_the_records(tmp_path: Path, word: str, value: int) -> None:
+def test_a_damaged_control_block_is_recreated_from_the_records(tmp_path: Path, word: str, value: int) -> None:
     with kvspool.create(tmp_path / "log", capacity=65536) as log:
         log.append_many([b"first"] * 50)
         log.sync()
@@ -208,7 +208,7 @@ def test_a_repair_that_is_killed_before_its_first_flush_leaves_a_damaged_log_poi
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3])
-def test_a_recovery_after_one_whose_flush_failed_writes_every_page_anew(
+def test_a_recovery_after_one_whose_flush_failed_writes_every_page_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nth: int
 ) -> None:
     with kvspool.create(tmp_path / "log", capacity=65536) as log:

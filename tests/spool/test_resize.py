@@ -68,7 +68,7 @@ def test_records_keep_what_they_are_and_a_larger_ring_takes_more(tmp_path: Path,
     assert neighbours(tmp_path / "log") == []
 
 
-def test_in_a_smaller_ring_the_newest_records_stay_and_readers_are_told_of_the_others(log: Spool) -> None:
+def test_in_a_smaller_ring_the_newest_records_stay_and_readers_get_a_gap_for_the_others(log: Spool) -> None:
     kvspool.resize(log.path, 65536)
     fill(log, 700)
     following = log.follow(on_gap="yield", timeout=0)
@@ -230,7 +230,7 @@ class KillingPort(system.Port):
         return counted
 
 
-def test_a_resize_that_is_killed_at_any_call_costs_nobody_a_record(tmp_path: Path) -> None:
+def test_a_resize_that_is_killed_at_any_call_costs_no_record(tmp_path: Path) -> None:
     # For every opcode see `tests/processes/test_crash_points.py`.
     path = tmp_path / "log"
     kvspool.create(path, capacity=4096, codec="keyed").close()
@@ -313,7 +313,7 @@ def test_the_new_files_are_on_disk_before_they_take_the_place_and_the_directory_
     assert str(log.path.parent) in port.calls[at:]
 
 
-def test_a_foreign_log_is_not_taken_for_the_new_files(log: Spool, tmp_path: Path) -> None:
+def test_a_foreign_log_is_not_mistaken_for_the_new_files(log: Spool, tmp_path: Path) -> None:
     log.append(b"ours")
     following = log.follow(timeout=0)
     assert next(following).value == b"ours"
@@ -349,7 +349,7 @@ def test_a_resize_waits_for_no_longer_than_it_may(log: Spool) -> None:
     assert (log.append(b"x"), log.capacity, neighbours(log.path)) == (0, 4096, [])
 
 
-def test_a_sleeper_wakes_and_goes_on_in_the_new_files(log: Spool) -> None:
+def test_a_sleeper_wakes_and_continues_in_the_new_files(log: Spool) -> None:
     got: list[int] = []
     thread = threading.Thread(target=lambda: got.extend(record.sequence for record in log.follow(timeout=30, limit=3)))
     thread.start()
@@ -493,7 +493,7 @@ def test_a_sync_and_a_new_key_between_which_the_log_is_resized(tmp_path: Path, m
         assert [record.data for record in log] == [{"a key": 1}]
 
 
-def test_a_resize_of_a_handle_that_is_closed_meanwhile_leaves_nothing_behind(log: Spool) -> None:
+def test_a_resize_of_a_handle_that_is_closed_meanwhile_leaves_nothing(log: Spool) -> None:
     log.append_many([bytes(100)] * 50)
     there = [record.sequence for record in log]
 

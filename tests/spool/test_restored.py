@@ -243,7 +243,7 @@ def test_a_handle_whose_control_block_is_overwritten_appends_nothing_until_the_l
 
 
 @pytest.mark.parametrize("round", [0, 1], ids=["before", "after its first look"])
-def test_a_resize_beside_an_older_control_block_costs_no_record(tmp_path: Path, round: int) -> None:
+def test_a_resize_next_to_an_older_control_block_costs_no_record(tmp_path: Path, round: int) -> None:
     with made(tmp_path / "log") as log:
         fill(log, 5)
         copy = copied(log, format.CONTROL_FILE, tmp_path)
@@ -265,7 +265,7 @@ def test_a_resize_beside_an_older_control_block_costs_no_record(tmp_path: Path, 
     assert kvspool.resize(log.path, 2 * CAPACITY).records >= 11
 
 
-def test_a_user_who_may_only_read_is_told(tmp_path: Path) -> None:
+def test_a_user_without_write_permission_gets_an_error(tmp_path: Path) -> None:
     with made(tmp_path / "log") as log:
         copy = copied(log, format.CONTROL_FILE, tmp_path)
         fill(log, 5)
@@ -335,7 +335,7 @@ def with_older_head(tmp_path: Path, size: int) -> list[int]:
 
 
 @SIZES
-def test_an_older_head_beside_the_same_tail_is_noticed(tmp_path: Path, size: int) -> None:
+def test_an_older_head_next_to_the_same_tail_is_noticed(tmp_path: Path, size: int) -> None:
     there = with_older_head(tmp_path, size)
     with opened(tmp_path / "log") as log:
         assert log.recovery is not None and (log.recovery.case, log.recovery.damaged_records) == ("as it was published", 0)
@@ -356,7 +356,7 @@ def test_repair_puts_an_older_head_right(tmp_path: Path) -> None:
         assert (log.recovery, kept(log)) == (None, there)
 
 
-def test_a_user_who_may_only_read_is_refused_an_older_head(tmp_path: Path) -> None:
+def test_a_user_without_write_permission_is_refused_an_older_head(tmp_path: Path) -> None:
     with_older_head(tmp_path, 506)
     with system.replaced(SameStart()), pytest.raises(errors.Unrecovered, match=r"spool\.ctl is an older copy"):
         opened(tmp_path / "log")
@@ -396,7 +396,7 @@ def test_a_flipped_bit_of_the_echo_costs_nothing(tmp_path: Path, count: int, bit
         assert log.verify().is_sound
 
 
-def test_frames_that_were_not_published_stay_so_beside_an_older_control_block(tmp_path: Path) -> None:
+def test_frames_that_were_not_published_stay_so_next_to_an_older_control_block(tmp_path: Path) -> None:
     with made(tmp_path / "log") as log:
         fill(log, 300)
         copy = copied(log, format.CONTROL_FILE, tmp_path)
@@ -417,7 +417,7 @@ def test_frames_that_were_not_published_stay_so_beside_an_older_control_block(tm
 
 
 @pytest.mark.parametrize("later", [1, 30, 200, 1000])
-def test_an_older_data_file_is_told_as_gaps_and_no_sequence_is_given_out_twice(tmp_path: Path, later: int) -> None:
+def test_an_older_data_file_is_reported_as_gaps_and_no_sequence_is_assigned_twice(tmp_path: Path, later: int) -> None:
     with made(tmp_path / "log") as log:
         fill(log, 50)
         copy = copied(log, format.DATA_FILE, tmp_path)

@@ -161,7 +161,7 @@ class Telling(system.Port):
         super().wait_word(words, at, expected, timeout)
 
 
-def test_who_dozes_is_told_exactly_what_was_overwritten_meanwhile(patient: None, log: Spool) -> None:
+def test_a_waiting_follower_learns_exactly_what_was_overwritten_meanwhile(patient: None, log: Spool) -> None:
     following, thread, got = dozing(log, on_gap="yield", limit=4)
     control = log._live().control
     with system.replaced(Telling()) as port:
@@ -180,7 +180,7 @@ def test_who_dozes_is_told_exactly_what_was_overwritten_meanwhile(patient: None,
     assert first <= got[3].sequence <= last
 
 
-def test_who_dozes_goes_on_in_the_new_files_of_a_log_that_is_resized(log: Spool) -> None:
+def test_a_waiting_follower_continues_in_the_new_files_of_a_log_that_is_resized(log: Spool) -> None:
     following, thread, got = dozing(log, limit=4)
     kvspool.resize(log.path, 131072)
     log.append(b"2")
@@ -471,7 +471,7 @@ def test_readers_in_other_processes_are_all_woken(log: Spool, tmp_path: Path) ->
     os.close(tell)
 
 
-def test_a_reader_that_spins_for_ever_is_no_other_one(log: Spool) -> None:
+def test_a_reader_that_spins_forever_is_no_other_one(log: Spool) -> None:
     log.append(b"first")
     with closing(log.follow(limit=2, timeout=5, spin=1e300)) as following:
         assert next(following).value == b"first"

@@ -130,7 +130,7 @@ def test_killed_at_any_store_of_taking_a_slot_it_is_free_or_whole(control: memor
     assert found is not None and found.commit()[:2] == (64, 7) and not found.is_evicted(found.commit())
 
 
-def test_generations_begin_anew_after_2_to_the_32(control: memoryview) -> None:
+def test_generations_begin_again_after_2_to_the_32(control: memoryview) -> None:
     slot = Slots(control, LOG_ID).slot(0)
     commit = slot.take(NAME, (0, 0), 1)._replace(generation=2**32 - 3)
     for at in range(6):

@@ -289,7 +289,7 @@ def test_a_record_knows_its_time_in_utc(dated: Spool) -> None:
 # Gaps.
 
 
-def test_overwritten_records_raise_and_the_next_call_goes_on_behind_them(log: Spool) -> None:
+def test_overwritten_records_raise_and_the_next_call_continues_after_them(log: Spool) -> None:
     reading = log.read(0) if log.append(b"x") else log.follow(0, timeout=0)
     append_until(log, 20)
     with closing(reading):
@@ -367,7 +367,7 @@ def test_a_follower_waits_for_a_record_and_is_woken(log: Spool) -> None:
     thread.join()
 
 
-def test_a_follower_ends_quietly_after_its_timeout_and_can_go_on(log: Spool) -> None:
+def test_a_follower_ends_quietly_after_its_timeout_and_can_continue(log: Spool) -> None:
     log.append(b"a")
     with closing(log.follow(timeout=0.01)) as following:
         assert values(following) == [b"a"]
@@ -431,7 +431,7 @@ def holder(log: Spool) -> Any:
         pass
 
 
-def test_a_stopped_holder_is_named_and_never_robbed_of_its_lock(log: Spool, holder: Any) -> None:
+def test_a_stopped_holder_is_named_and_keeps_its_lock(log: Spool, holder: Any) -> None:
     log.timeout = 0.05
     os.kill(holder.pid, signal.SIGSTOP)
     os.waitid(os.P_PID, holder.pid, os.WSTOPPED)

@@ -88,7 +88,7 @@ def test_a_foreign_magic_is_no_log(path: Path, name: str, magic: bytes) -> None:
     assert tree(path) == before
 
 
-def test_the_two_files_are_not_taken_for_each_other(path: Path) -> None:
+def test_the_two_files_are_not_mistaken_for_each_other(path: Path) -> None:
     control, data = path / format.CONTROL_FILE, path / format.DATA_FILE
     swapped = control.read_bytes(), data.read_bytes()
     data.write_bytes(swapped[0])
@@ -205,7 +205,7 @@ def test_a_header_with_a_right_checksum_and_impossible_fields_is_refused(path: P
 
 
 @pytest.mark.parametrize("name", [format.CONTROL_FILE, format.DATA_FILE])
-def test_a_link_in_place_of_a_file_is_not_followed(path: Path, tmp_path: Path, name: str) -> None:
+def test_a_link_instead_of_a_file_is_not_followed(path: Path, tmp_path: Path, name: str) -> None:
     (path / name).rename(tmp_path / "elsewhere")
     (path / name).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(errors.NotALog, match="not a regular file"):
@@ -213,7 +213,7 @@ def test_a_link_in_place_of_a_file_is_not_followed(path: Path, tmp_path: Path, n
 
 
 @pytest.mark.parametrize("name", [format.CONTROL_FILE, format.DATA_FILE])
-def test_a_directory_in_place_of_a_file_is_no_log(path: Path, name: str) -> None:
+def test_a_directory_instead_of_a_file_is_no_log(path: Path, name: str) -> None:
     (path / name).unlink()
     (path / name).mkdir()
     with pytest.raises(errors.NotALog, match="not a regular file"):
@@ -221,7 +221,7 @@ def test_a_directory_in_place_of_a_file_is_no_log(path: Path, name: str) -> None
 
 
 @pytest.mark.parametrize("name", [format.CONTROL_FILE, format.DATA_FILE])
-def test_a_fifo_in_place_of_a_file_is_no_log_and_blocks_nobody(path: Path, name: str) -> None:
+def test_a_fifo_instead_of_a_file_is_no_log_and_blocks_no_process(path: Path, name: str) -> None:
     (path / name).unlink()
     os.mkfifo(path / name)
 
@@ -235,7 +235,7 @@ def test_a_fifo_in_place_of_a_file_is_no_log_and_blocks_nobody(path: Path, name:
 
 @needs_root
 @pytest.mark.parametrize("name", [format.CONTROL_FILE, format.DATA_FILE])
-def test_a_fifo_that_may_only_be_read_blocks_nobody(public_path: Path, name: str) -> None:
+def test_a_fifo_that_may_only_be_read_blocks_no_process(public_path: Path, name: str) -> None:
     (public_path / name).unlink()
     os.mkfifo(public_path / name)
     (public_path / name).chmod(0o444)
@@ -250,7 +250,7 @@ def test_a_fifo_that_may_only_be_read_blocks_nobody(public_path: Path, name: str
     assert as_nobody(use, 5) == "refused"
 
 
-def test_a_device_in_place_of_a_file_is_no_log(path: Path) -> None:
+def test_a_device_instead_of_a_file_is_no_log(path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root to make a device")
     (path / format.DATA_FILE).unlink()
@@ -266,7 +266,7 @@ def test_a_device_in_place_of_a_file_is_no_log(path: Path) -> None:
 
 
 @needs_root
-def test_who_may_only_read_reads_and_follows_and_is_refused_to_write(public_path: Path) -> None:
+def test_a_user_without_write_permission_reads_and_follows_and_cannot_write(public_path: Path) -> None:
     def use() -> tuple[list[bytes], list[bytes], list[str], bool]:
         refused = []
         with kvspool.open(public_path) as log:
@@ -287,7 +287,7 @@ def test_who_may_only_read_reads_and_follows_and_is_refused_to_write(public_path
 
 
 @needs_root
-def test_who_may_only_read_gets_what_is_appended_while_it_follows(public_path: Path) -> None:
+def test_a_user_without_write_permission_gets_new_records_while_it_follows(public_path: Path) -> None:
     ready_read, ready_write = os.pipe()
 
     def follow() -> list[bytes]:
@@ -309,7 +309,7 @@ def test_who_may_only_read_gets_what_is_appended_while_it_follows(public_path: P
 
 
 @needs_root
-def test_who_may_not_even_read_gets_the_systems_error(public_path: Path) -> None:
+def test_a_user_without_read_permission_gets_the_systems_error(public_path: Path) -> None:
     (public_path / format.DATA_FILE).chmod(0o600)
 
     def use() -> int | None:
@@ -322,7 +322,7 @@ def test_who_may_not_even_read_gets_the_systems_error(public_path: Path) -> None
     assert as_nobody(use) == errno.EACCES
 
 
-def test_the_ring_is_mapped_for_reading_until_somebody_appends(path: Path) -> None:
+def test_the_ring_is_mapped_for_reading_until_the_first_append(path: Path) -> None:
     def ring_rights() -> set[str]:
         lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
         return {line.split()[1] for line in lines if line.endswith(str(path / format.DATA_FILE))}
@@ -411,7 +411,7 @@ def test_the_locks_descriptor_is_never_one_that_is_mapped(path: Path) -> None:
 # Deleted and replaced under an open handle.
 
 
-def test_a_log_that_was_replaced_is_never_locked_in_place_of_the_open_one(path: Path, tmp_path: Path) -> None:
+def test_a_log_that_was_replaced_is_never_locked_instead_of_the_open_one(path: Path, tmp_path: Path) -> None:
     with kvspool.open(path) as log:
         path.rename(tmp_path / "moved")
         kvspool.create(path, capacity=4096).close()

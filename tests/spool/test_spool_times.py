@@ -64,7 +64,7 @@ WAYS: dict[str, Callable[[Spool, int], Any]] = {
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
-def test_a_time_that_lies_far_ahead_is_refused_and_one_within_a_day_is_kept(log: Spool, way: Callable[[Spool, int], Any]) -> None:
+def test_a_time_that_is_far_ahead_is_refused_and_one_within_a_day_is_kept(log: Spool, way: Callable[[Spool, int], Any]) -> None:
     log.append(b"first")
     for timestamp in (2**63 - 1, system.port.now() + frames.MOST_AHEAD + HOUR):
         with pytest.raises(ValueError, match=WORDS):
@@ -130,7 +130,7 @@ def far_ahead(log: Spool, value: bytes) -> None:
     log.frame_writer().append(None, value, 0, 0, 2**63 - 1)
 
 
-def test_a_log_with_a_time_far_ahead_goes_on_and_keeps_it(log: Spool) -> None:
+def test_a_log_with_a_time_far_ahead_continues_and_keeps_it(log: Spool) -> None:
     far_ahead(log, b"0")
     log.append(b"1")
     log.append(b"2", timestamp=5)

@@ -92,7 +92,7 @@ def test_a_restart_of_the_machine_is_no_damage(tmp_path: Path) -> None:
         assert (report.records, report.left_out, report.is_sound) == (4, STRIDE - 3, True)
 
 
-def test_damage_before_a_restart_is_told_from_what_was_left_out(tmp_path: Path) -> None:
+def test_damage_before_a_restart_is_distinguished_from_what_was_left_out(tmp_path: Path) -> None:
     with kvspool.create(tmp_path / "log", capacity=65536) as log:
         log.append_many([b"12345678"] * 3)
     with system.replaced(Rebooted()), kvspool.open(tmp_path / "log") as log:

@@ -44,7 +44,7 @@ def test_a_view_is_the_value_without_a_copy_and_ends_with_its_block(log: Spool) 
         pass
 
 
-def test_a_durable_reader_moves_behind_what_it_viewed(log: Spool) -> None:
+def test_a_durable_reader_moves_after_what_it_viewed(log: Spool) -> None:
     log.append_many([b"%d" % at for at in range(5)])
     with log.reader("viewer") as reader:
         for at in range(2):
@@ -69,7 +69,7 @@ def test_a_durable_reader_moves_behind_what_it_viewed(log: Spool) -> None:
 
 
 @pytest.mark.parametrize("policy", ["overwrite", "block", "raise"])
-def test_a_writer_has_no_room_over_a_pin_and_goes_on_when_it_is_gone(tmp_path: Path, policy: str) -> None:
+def test_a_writer_has_no_room_over_a_pin_and_continues_when_it_is_gone(tmp_path: Path, policy: str) -> None:
     with kvspool.create(tmp_path / "log", capacity=4096, policy=policy, timeout=0.05) as log:
         log.append_many([bytes([at]) * 900 for at in range(4)])
         before = list(log)
@@ -86,7 +86,7 @@ def test_a_writer_has_no_room_over_a_pin_and_goes_on_when_it_is_gone(tmp_path: P
         assert pins(log) == 0, "a writer found that nothing is pinned any more"
 
 
-def test_a_waiting_writer_goes_on_when_the_view_of_another_process_is_closed(log: Spool) -> None:
+def test_a_waiting_writer_continues_when_the_view_of_another_process_is_closed(log: Spool) -> None:
     log.append_many([bytes(900)] * 4)
     ready, go = os.pipe(), os.pipe()
 
@@ -108,7 +108,7 @@ def test_a_waiting_writer_goes_on_when_the_view_of_another_process_is_closed(log
         os.close(fd)
 
 
-def test_a_killed_viewer_stops_nobody(log: Spool) -> None:
+def test_a_killed_viewer_stops_no_other_process(log: Spool) -> None:
     log.append_many([bytes(900)] * 4)
     ready = os.pipe()
 
@@ -280,7 +280,7 @@ def test_a_log_that_was_resized_or_deleted(log: Spool) -> None:
         pass
 
 
-def test_who_may_only_read_is_told(log: Spool) -> None:
+def test_a_user_without_write_permission_is_refused(log: Spool) -> None:
     log.append(b"x")
 
     def look() -> str:

@@ -97,7 +97,7 @@ def test_it_refuses_what_the_log_itself_would_refuse(log: Spool, value: Any, opt
     assert [record.value for record in log] == [b"good"] * 2
 
 
-def test_batches_and_single_records_go_on_from_each_other(log: Spool) -> None:
+def test_batches_and_single_records_continue_from_each_other(log: Spool) -> None:
     with log.writer() as w:
         assert w.append_many([b"a", "b"], keys=[b"k", None], type=3) == range(2)
         assert w.append(b"c") == 2
@@ -120,7 +120,7 @@ def test_a_follower_that_sleeps_is_woken(log: Spool) -> None:
     assert [record.sequence for record in got] == list(range(50))
 
 
-def test_another_handle_gets_its_appends_in_beside_a_busy_writer(log: Spool) -> None:
+def test_another_handle_gets_its_appends_in_next_to_a_busy_writer(log: Spool) -> None:
     got: list[int] = []
 
     def append() -> None:
@@ -222,7 +222,7 @@ def test_a_killed_writer_frees_the_lock_and_loses_nothing(log: Spool, holder: An
 
 
 @pytest.mark.parametrize("has_appended", [True, False])
-def test_parent_and_child_go_on_with_a_writer_from_before_the_fork(log: Spool, has_appended: bool) -> None:
+def test_parent_and_child_continue_with_a_writer_from_before_the_fork(log: Spool, has_appended: bool) -> None:
     def appended(name: bytes) -> dict[int, bytes]:
         return {w.append(name): name for _ in range(300)}
 
@@ -239,7 +239,7 @@ def test_parent_and_child_go_on_with_a_writer_from_before_the_fork(log: Spool, h
 
 
 @pytest.mark.parametrize("end", ["close", "drop", "raise", "close the log"])
-def test_a_writer_that_ended_refuses_and_stands_in_nobodys_way(log: Spool, end: str) -> None:
+def test_a_writer_that_ended_refuses_and_blocks_no_other_writer(log: Spool, end: str) -> None:
     with kvspool.open(log.path, timeout=0) as other:
         if end == "raise":
             with pytest.raises(ZeroDivisionError), log.writer() as w:
@@ -308,7 +308,7 @@ def test_a_full_log_refuses_until_its_reader_moves(tmp_path: Path, policy: str) 
         assert w.append(bytes(100)) == end
 
 
-def test_a_blocked_writer_goes_on_when_the_reader_does(tmp_path: Path) -> None:
+def test_a_blocked_writer_continues_when_the_reader_does(tmp_path: Path) -> None:
     with kvspool.create(tmp_path / "full", capacity=4096, policy="block", timeout=60) as log, log.reader("r") as reader:
         got = []
 
@@ -360,7 +360,7 @@ def test_a_damaged_control_block_is_an_error_and_not_written_to(log: Spool) -> N
     assert [record.value for record in log] == [b"x", b"y"]
 
 
-def test_who_may_only_read_gets_no_writer(log: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_without_write_permission_gets_no_writer(log: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
     assert log._files is not None
     log._files.can_write = False
     with pytest.raises(PermissionError):
