@@ -1,5 +1,8 @@
 """The end of a ring for the owner of the append lock: the next frame, the room for it, and its publication.
 
+**One decision is made here:** a durable reader that makes no progress is evicted (`held_at`). The mark is stored between two loads of the
+reader's commit, in the append that needs its room; so it is next to them.
+
 This source is compiled as a part of `frames_c`; see `frames_py`.
 """
 

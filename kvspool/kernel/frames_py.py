@@ -3,7 +3,7 @@
 This source is compiled together with the other sources of the frame loops: `ring_py`, `reader_py`, `batch_py`, `end_py`, `writer_py`,
 `single_py` and `survey_py`. `setup.py` makes one module of them, `frames_c`, with the C types of `frames_c.pxd`, so that they call each
 other directly. `frames` chooses one of the two twins. The loops treat the ring and the control block as memory. They take no decision
-visible to a reader or a writer: policies, gaps, waiting and files belong to `spool`.
+visible to a reader or a writer, except the eviction of a reader (`end_py`): policies, gaps, waiting and files belong to `spool`.
 
 **A frame** is `stored` bytes long, a multiple of 8, and starts at a position that is one:
 

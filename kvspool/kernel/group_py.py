@@ -2,13 +2,16 @@
 
 A handle that needs its records on disk passes the sequence below which they are. If no other one flushes, it leads: it locks a byte,
 flushes for all, and leaves. The others sleep until it has left, and check the synced sequence: they are done, or one of them leads. A
-`Progress` of the log knows the synced sequence; see `frames_py` and `tail_py`.
+`Progress` of the log knows the synced sequence; see `ring_py` and `tail_py`.
 
 **A byte proves life.** The lock is one of an open file description: the kernel frees it when the leader ends. That wakes no process, so no
 sleep is longer than `LONGEST_SLEEP`.
 
 **Gathering.** The next group gathers during a flush, and for a moment after it, until as many have arrived as it has woken. The words
 `CAME`, `BEGAN` and `GOAL` for this are hints: at worst a flush begins `LONGEST_GATHER` later.
+
+**Waiting is decided here**, since it is on the way of every durable append: the next flush can't begin before a waiter has run. Everything
+else, for example the flush itself and its errors, belongs to `engine.flushing`.
 
 This source is also compiled, like `frames_py`.
 """

@@ -335,7 +335,7 @@ def gather(
 ) -> tuple[int, int, int, int]:
     """Copy frames into columns that contain `count` rows already, until they have `most`; else as `scan`.
 
-    The columns are those of `frames_py.FrameReader.gather`; the first item of `key_offsets` and of `value_offsets` is 0. If the next
+    The columns are those of `reader_py.FrameReader.gather`; the first item of `key_offsets` and of `value_offsets` is 0. If the next
     record doesn't fit into `keys` or `values`, it stops with WHOLE, and with the size of the frame as the last item of the result.
     """
     data = network.bytes_in(content)

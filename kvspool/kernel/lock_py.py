@@ -18,6 +18,9 @@ if any other process was faster. A stopped owner keeps its byte, and so the lock
 **The interpreted twin** has no compare-and-swap. It locks the byte `GATE` exclusively for each append; compiled handles share it while they
 may write. So an interpreted handle swaps the word while no other handle can, and the twins exclude each other on one log.
 
+**How long to poll and to sleep** is decided here: a single append polls for some microseconds while it holds the interpreter lock. Longer
+waits, their limit and their error belong to `engine.locks`.
+
 The words of a hostile or restored file do no harm: no living process holds the byte of a slot that no process took, so the next waiter
 replaces that owner.
 """
