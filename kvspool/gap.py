@@ -1,4 +1,4 @@
-"""What a reader gets in the place of records that are lost."""
+"""A gap: the item that a reader gets in the place of lost records."""
 
 from __future__ import annotations
 

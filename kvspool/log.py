@@ -13,10 +13,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NoReturn, Protocol, Self
+from typing import IO, TYPE_CHECKING, Any, NoReturn, Self
 
 from kvspool import producers
-from kvspool.engine.iteration import Iterations
+from kvspool.engine.cursor import Cursor
+from kvspool.engine.iteration import Following, Iteration, Iterations
 from kvspool.errors import OutOfRange, Truncated, Unsupported
 from kvspool.options import Isolation, OnGap, Start, check_sequence
 from kvspool.producers import Producer, ProducerStats
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     import pyarrow
 
     from kvspool.engine.following import AsyncFollowing
-    from kvspool.engine.iteration import Iteration
     from kvspool.journal.archive import ArchiveReport
     from kvspool.journal.journal import JournalStats
     from kvspool.journal.repair import JournalRepairReport
@@ -62,25 +62,6 @@ CAPABILITIES = {
 """Optional capabilities of a log, and alternatives to each."""
 
 TRIES = 5  # reads of the last records, which rewinds may take back at that moment
-
-
-class Cursor(Protocol):
-    """A position in a log that moves forward."""
-
-    lost: int
-
-    @property
-    def sequence(self) -> int:
-        """Return the sequence of the next record."""
-
-    def reading(self, make: Callable[..., Any] | None, limit: int | None = None, on_gap: OnGap = "yield") -> Iteration[Any]:
-        """Return an iteration over the records up to the cursor's end. `make` creates each item; None: only the values."""
-
-    def following(self, limit: int | None, on_gap: OnGap, timeout: float | None, spin: float) -> Iteration[Any]:
-        """Return an iteration that waits for more."""
-
-    def close(self) -> None:
-        """Release the log."""
 
 
 class Log(Handle, ABC):
@@ -254,7 +235,7 @@ class Log(Handle, ABC):
 
     def read(
         self, start: Start = "earliest", *, limit: int | None = None, on_gap: OnGap = "raise", isolation: Isolation = "appended"
-    ) -> Iteration[Any]:
+    ) -> Iteration:
         """Iterate over the present records, from `start` on.
 
         start: "earliest", "latest", a sequence, or an aware datetime (the first record at or after it). limit: maximum number of records.
@@ -262,13 +243,13 @@ class Log(Handle, ABC):
         "appended" for all records, "synced" for only those on disk, which a crash of the machine can't remove; "latest" is then after the
         last of these. Raises OutOfRange, Unsupported for a time if records have none, Closed, Corruption, Truncated.
         """
-        return self._iterations.add(self._cursor_at(start, bounded=True, isolation=isolation).reading(Record, limit, on_gap))
+        return self._iterations.add(Iteration(self._cursor_at(start, bounded=True, isolation=isolation), limit, on_gap))
 
     def read_values(
         self, start: Start = "earliest", *, limit: int | None = None, on_gap: OnGap = "raise", isolation: Isolation = "appended"
-    ) -> Iteration[Any]:
+    ) -> Iteration:
         """Iterate over the stored bytes of the values only; see `read`. The fastest way to Python objects."""
-        return self._iterations.add(self._cursor_at(start, bounded=True, isolation=isolation).reading(None, limit, on_gap))
+        return self._iterations.add(Iteration(self._cursor_at(start, bounded=True, isolation=isolation), limit, on_gap, None))
 
     def follow(
         self,
@@ -279,14 +260,14 @@ class Log(Handle, ABC):
         on_gap: OnGap = "raise",
         isolation: Isolation = "appended",
         spin: float = 0.0,
-    ) -> Iteration[Any]:
+    ) -> Iteration:
         """Iterate over the records from `start` on, and wait for more; see `read`.
 
         Ends after `timeout` seconds without a record; None: never. spin: seconds to poll before sleeping. Polling uses a whole core, but
         saves the wake-up time if records follow each other closely. Raises LogVanished if the log is deleted meanwhile, Closed as soon as
         any thread closes the log.
         """
-        return self._iterations.add(self._cursor_at(start, isolation=isolation).following(limit, on_gap, timeout, spin))
+        return self._iterations.add(Following(self._cursor_at(start, isolation=isolation), limit, on_gap, timeout, spin))
 
     def follow_async(
         self,
@@ -296,19 +277,17 @@ class Log(Handle, ABC):
         limit: int | None = None,
         on_gap: OnGap = "raise",
         isolation: Isolation = "appended",
-    ) -> AsyncFollowing[Any]:
+    ) -> AsyncFollowing:
         """Iterate with `async for` over the records from `start` on, and wait for more in the event loop; see `follow`.
 
         All followed logs of a loop share one inotify descriptor. A cancelled wait loses no record, and leaves nothing open.
         """
-        reading = self._cursor_at(start, isolation=isolation).reading(Record, limit, on_gap)
-        following = self._following_async(reading, timeout)
+        from kvspool.engine.following import AsyncFollowing
+
+        reading = Iteration(self._cursor_at(start, isolation=isolation), limit, on_gap)
+        following = AsyncFollowing(reading, timeout)
         self._iterations.add(reading)
         return following
-
-    @abstractmethod
-    def _following_async(self, reading: Any, timeout: float | None) -> AsyncFollowing[Any]:
-        """Return an iteration of a reading that waits for more in an event loop."""
 
     def read_arrow(
         self, start: Start = "earliest", *, limit: int | None = None, on_gap: OnGap = "raise", isolation: Isolation = "appended"
@@ -352,7 +331,7 @@ class Log(Handle, ABC):
         found = deque(self.read(begin, on_gap="skip") if count else (), count)  # no more of them, if others append meanwhile
         while len(found) < count and begin > first:
             end, begin = begin, max(first, begin - 2 * (end - begin))
-            before = self._iterations.add(self._cursor_at(begin, end=end).reading(Record, None, "skip"))
+            before = self._iterations.add(Iteration(self._cursor_at(begin, end=end), None, "skip"))
             found.extendleft(reversed(deque(before, count - len(found))))
         return list(found)
 
@@ -367,7 +346,7 @@ class Log(Handle, ABC):
         with memoryview(self.get(sequence).value) as value:
             yield value
 
-    def __iter__(self) -> Iteration[Any]:
+    def __iter__(self) -> Iteration:
         return self.read()
 
     def __len__(self) -> int:

@@ -23,7 +23,7 @@ class Append(Protocol):
 
 
 class Appendable(Protocol):
-    """What a writer needs of a log; see `kvspool.log.Log`."""
+    """The methods of a log that a writer uses; see `kvspool.log.Log`."""
 
     path: Path
 

@@ -36,7 +36,7 @@ from kvspool.journal import producing, settings, trim
 from kvspool.journal.appender import IS_ONE_STEP, Accounts, Appender, Torn
 from kvspool.journal.archive import ArchiveReport
 from kvspool.journal.control import Control, Page
-from kvspool.journal.cursor import Cursor, Place, Reading
+from kvspool.journal.cursor import Cursor, Place
 from kvspool.journal.dropping import Room
 from kvspool.journal.durability import SYNC_INTERVAL, Flusher
 from kvspool.journal.format import DAMAGED, JUMPED, LAST_SEQUENCE, LAST_TIME, WHOLE, Batch, Format, Rows, joined
@@ -64,7 +64,6 @@ if TYPE_CHECKING:
     import pyarrow
 
     from kvspool.journal.columns import JournalColumns, Records
-    from kvspool.journal.following import AsyncFollowing
 
 T = TypeVar("T")
 RAW = int(Codec.RAW)
@@ -447,11 +446,6 @@ class Journal(Log):
     def end(self) -> int:
         """Return the sequence that the next record will have."""
         return self._end(self._bases())[0].sequence
-
-    def _following_async(self, reading: Reading, timeout: float | None) -> AsyncFollowing:
-        from kvspool.journal.following import AsyncFollowing
-
-        return AsyncFollowing(reading, timeout)
 
     def extent(self, isolation: Isolation = "appended") -> tuple[int, int]:
         try:  # no file stays open

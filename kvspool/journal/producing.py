@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from kvspool import producers
+from kvspool.engine.iteration import Iteration
 from kvspool.engine.ledger import Ledger
 from kvspool.errors import Unsupported
-from kvspool.journal.cursor import Cursor, Reading
+from kvspool.journal.cursor import Cursor
 from kvspool.journal.format import Batch
 from kvspool.log import CAPABILITIES
 from kvspool.producers import Booking, ColumnPieces, Pieces
@@ -146,7 +147,7 @@ class JournalProducing(Handle):
 
     def stored_records(self, first: int, count: int) -> Iterator[Record]:
         with closing(self._log.cursor(max(first, self._log.first()), bounded=True, end=first + count)) as cursor:
-            for one in Reading(cursor, None, "skip"):
+            for one in Iteration(cursor, None, "skip"):
                 if first <= one.sequence < first + count:
                     yield one
 

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from kvspool import producers, system
+from kvspool.engine.iteration import Iteration
 from kvspool.engine.ledger import Ledger
 from kvspool.kernel import frames_py as frames
 from kvspool.producers import Booking, ColumnPieces, Pieces
 from kvspool.record import Record
-from kvspool.spool.cursor import Cursor, Reading
+from kvspool.spool.cursor import Cursor
 from kvspool.system.handles import Handle
 
 if TYPE_CHECKING:
@@ -126,6 +127,6 @@ class SpoolProducing(Handle):
 
     def stored_records(self, first: int, count: int) -> Iterator[Record]:
         cursor = self._log.cursor(first, bounded=True, end=first + count)
-        for one in Reading(cursor, None, "skip", Record):
+        for one in Iteration(cursor, None, "skip"):
             if first <= one.sequence < first + count:
                 yield one

@@ -57,7 +57,7 @@ from kvspool.reader import ReaderStats
 from kvspool.record import Codec, check_codec, decode, encode, encode_key, encode_keys, listed
 from kvspool.spool import epochs, format, producing, rates, recovery, restored, search, views
 from kvspool.spool.appending import Appending, Batch, Outdated, Prepared, Row, RowBatch
-from kvspool.spool.cursor import Cursor, Reading, end_of, refuse_vanished
+from kvspool.spool.cursor import Cursor, end_of, refuse_vanished
 from kvspool.spool.durability import Flusher
 from kvspool.spool.pair import Pair
 from kvspool.spool.reader import SpoolReader, delete, listing, slowest
@@ -69,7 +69,6 @@ if TYPE_CHECKING:
     import pyarrow
 
     from kvspool.engine.columns import Columns
-    from kvspool.spool.following import AsyncFollowing
     from kvspool.spool.resize import Resized
 
 T = TypeVar("T")
@@ -449,11 +448,6 @@ class Spool(Single, Log):
     def end(self) -> int:
         """Return the sequence that the next record will have."""
         return int(self._live().reader(0, 0).mark()[1])
-
-    def _following_async(self, reading: Reading, timeout: float | None) -> AsyncFollowing:
-        from kvspool.spool.following import AsyncFollowing
-
-        return AsyncFollowing(reading, timeout)
 
     def extent(self, isolation: Isolation = "appended") -> tuple[int, int]:
         reader = self._live().reader(0, 0)

@@ -15,7 +15,7 @@ from msgspec import UNSET
 
 import kvspool.kernel.machine as native
 from kvspool import GapError, system
-from kvspool.engine.iteration import check, check_timeout
+from kvspool.engine.iteration import Iteration, check, check_timeout
 from kvspool.errors import Closed, Corruption, FormatError, Unrecovered
 from kvspool.journal.cursor import Cursor as JournalCursor
 from kvspool.kernel.wakeups_py import BLIND_POLL, POLL
@@ -73,7 +73,7 @@ class MergeSource:
         self.order = order  # breaks ties, so that equal timestamps always have the same order
         self.cursor: Any = cursor
         self.make = make
-        self.reading: Any = cursor.reading(make)
+        self.reading: Any = Iteration(cursor, make=make)
         self.frames: Any = cursor.frames  # the reader of frames; None without mapped memory
         self.batch: Any = self.reading.batch  # copied records that were not in `item` yet
         self.timestamp = 0

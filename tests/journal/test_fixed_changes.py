@@ -235,7 +235,7 @@ def test_a_follower_that_has_read_what_is_taken_back_gets_truncated(tmp_path: Pa
         opened(tmp_path / "log").rewind(size)
         if more:
             log.append_many([item(size + row, 1) for row in range(more)])
-        with pytest.raises(errors.Truncated, match=f"rewound to {size} items, of which 5 were read"):
+        with pytest.raises(errors.Truncated, match=f"rewound to {size} items, after 5 were read"):
             follower.poll()
 
 
@@ -247,7 +247,7 @@ def test_what_a_dead_rewind_has_left_is_not_handed_out(tmp_path: Path) -> None:
         with append_lock.held(log) as (appender, page):
             appender.control.write(page._replace(boot=NO_RUN))
             log._bounds.begin_rewind(6, 0o600)
-        with pytest.raises(errors.Truncated, match="rewound to 6 items, of which 8"):
+        with pytest.raises(errors.Truncated, match="rewound to 6 items, after 8"):
             beyond.poll()
         assert [one.value for one in take(follower, 4)] == [item(position) for position in range(2, 6)]
         assert follower.poll() == follower.poll() == []
