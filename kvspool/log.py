@@ -30,20 +30,19 @@ if TYPE_CHECKING:
 
     import pyarrow
 
+    from kvspool.engine.damage import VerifyReport
     from kvspool.engine.following import AsyncFollowing
     from kvspool.journal.archive import ArchiveReport
     from kvspool.journal.journal import JournalStats
     from kvspool.journal.repair import JournalRepairReport
     from kvspool.journal.retention import Retention
     from kvspool.journal.trim import TrimReport
-    from kvspool.journal.verify import JournalVerifyReport
     from kvspool.options import Durability, Progress
     from kvspool.producers import ProducerLog
     from kvspool.reader import Reader, ReaderStats
     from kvspool.spool.repair import RepairReport
     from kvspool.spool.resize import Resized
     from kvspool.spool.spool import SpoolStats
-    from kvspool.spool.verify import VerifyReport
     from kvspool.transfer.exchange import Exported
     from kvspool.transfer.exchange import Progress as ExportProgress
 
@@ -388,7 +387,7 @@ class Log(Handle, ABC):
         """Return statistics of the log at this moment."""
 
     @abstractmethod
-    def verify(self, progress: Progress | None = None) -> VerifyReport | JournalVerifyReport:
+    def verify(self, progress: Progress | None = None) -> VerifyReport:
         """Check all present records and the log's files, while others append and read. Changes nothing.
 
         progress: called as `progress(done, all)` from time to time, with bytes. Raises LogNotFound, Closed, or the system's OSError.

@@ -42,8 +42,8 @@ IN_ONE_LAYER = {0, 4}  # whose modules import each other, though not in a circle
 UPWARD = {
     ("kvspool.log", "kvspool.arrow"),
     ("kvspool.log", "kvspool.transfer.exchange"),
-    *(("kvspool.log", f"kvspool.journal.{name}") for name in "archive journal repair retention trim verify".split()),
-    *(("kvspool.log", f"kvspool.spool.{name}") for name in "repair resize spool verify".split()),
+    *(("kvspool.log", f"kvspool.journal.{name}") for name in "archive journal repair retention trim".split()),
+    *(("kvspool.log", f"kvspool.spool.{name}") for name in "repair resize spool".split()),
 }
 CIRCULAR: set[Edge] = {
     ("kvspool.journal.format", "kvspool.journal.columns"),

@@ -10,7 +10,6 @@ from kvspool.journal.reader import Consumer, JournalReader
 from kvspool.journal.repair import JournalRepairReport, Removed
 from kvspool.journal.retention import Floor, Retention
 from kvspool.journal.trim import TrimPlan, TrimReport
-from kvspool.journal.verify import JournalVerifyReport
 
 __all__ = [
     "ArchiveReport",
@@ -22,7 +21,6 @@ __all__ = [
     "JournalReader",
     "JournalRepairReport",
     "JournalStats",
-    "JournalVerifyReport",
     "Removed",
     "Retention",
     "SegmentDamage",

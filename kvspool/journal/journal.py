@@ -28,6 +28,7 @@ import msgspec
 from kvspool import system
 from kvspool.engine import times
 from kvspool.engine.background import Background
+from kvspool.engine.damage import VerifyReport
 from kvspool.engine.iteration import Iterations
 from kvspool.errors import AGAIN, Closed, Corruption, LogNotFound, LogVanished, NoSuchReader, NotDurable, OutOfRange
 from kvspool.journal import archive as archiving
@@ -50,7 +51,7 @@ from kvspool.journal.segments import Segment, Segments
 from kvspool.journal.settings import Settings
 from kvspool.journal.times import time_at
 from kvspool.journal.trim import Elsewhere, TrimReport, drop_consumed
-from kvspool.journal.verify import JournalVerifyReport, verify_journal
+from kvspool.journal.verify import verify_journal
 from kvspool.journal.walking import last_whole, walk
 from kvspool.kernel.tail_py import BUSY, SLOW, Tail
 from kvspool.log import Log
@@ -793,7 +794,7 @@ class Journal(Log):
 
     # Damage.
 
-    def verify(self, progress: Progress | None = None) -> JournalVerifyReport:
+    def verify(self, progress: Progress | None = None) -> VerifyReport:
         return verify_journal(self, progress)
 
     def repair(self, timeout: float | None = None) -> JournalRepairReport:

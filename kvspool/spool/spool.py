@@ -29,6 +29,7 @@ import msgspec
 from kvspool import system
 from kvspool.engine import ledger, locks, times
 from kvspool.engine.background import SYNC_INTERVAL, Background
+from kvspool.engine.damage import VerifyReport
 from kvspool.engine.iteration import Iterations
 from kvspool.errors import (
     AGAIN,
@@ -62,7 +63,7 @@ from kvspool.spool.durability import Flusher
 from kvspool.spool.pair import Pair
 from kvspool.spool.reader import SpoolReader, delete, listing, slowest
 from kvspool.spool.repair import RepairReport, repair
-from kvspool.spool.verify import VerifyReport, verify_pair
+from kvspool.spool.verify import verify_pair
 from kvspool.system import forks, holders
 
 if TYPE_CHECKING:
