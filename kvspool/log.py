@@ -70,7 +70,11 @@ class Log(Handle, ABC):
     true, like every handle.
     """
 
-    HELPERS = frozenset("append_prepared check_open open_to_write prepare".split())
+    HELPERS = frozenset(
+        """
+        append_prepared check_open cursor ensure_log_id flush_for_commit open_to_write prepare read_log_id sequence_at
+        """.split()
+    )
     path: Path
     timeout: float
     durability: Durability
@@ -98,6 +102,17 @@ class Log(Handle, ABC):
     @abstractmethod
     def closed(self) -> bool:
         """Return whether the handle was closed."""
+
+    def read_log_id(self) -> bytes:
+        """Return the `log_id` of the log now at the path: another one if a journal was replaced since it was opened."""
+        return self.log_id
+
+    def ensure_log_id(self, timeout: float | None = None) -> bytes:
+        """Return `log_id`; a journal without one gets one, on disk when this returns.
+
+        timeout: seconds to wait for the lock. Raises LockTimeout, Corruption, Poisoned, Closed, or the system's OSError.
+        """
+        return self.log_id
 
     # Writing.
 
@@ -224,6 +239,21 @@ class Log(Handle, ABC):
     @abstractmethod
     def _cursor_at(self, start: Start, *, bounded: bool = False, end: int | None = None, isolation: Isolation = "appended") -> Cursor:
         """Return a cursor at `start`; bounded: it ends at the present end of the log. end: up to this sequence."""
+
+    @abstractmethod
+    def cursor(
+        self, start: Start = "earliest", *, bounded: bool = False, end: int | None = None, isolation: Isolation = "appended"
+    ) -> Cursor:
+        """Return a cursor at `start`, for merging several logs; `bounded`: up to the present end, or to sequence `end`."""
+
+    def sequence_at(self, start: Start) -> int:
+        """Return the sequence of a start."""
+        with closing(self.cursor(start)) as cursor:
+            return cursor.sequence
+
+    @abstractmethod
+    def end(self) -> int:
+        """Return the sequence that the next record will have."""
 
     @abstractmethod
     def extent(self, isolation: Isolation = "appended") -> tuple[int, int]:
@@ -366,6 +396,12 @@ class Log(Handle, ABC):
         as in `read`; an existing one continues after its last `commit`. isolation: as in `read`. Raises ReaderBusy while it is open
         elsewhere, TooManyReaders, Corruption (its position is damaged), OutOfRange, ValueError, LockTimeout. Raises PermissionError if this
         process may not write to the log; `read` and `follow` still work.
+        """
+
+    def flush_for_commit(self, sequence: int) -> None:
+        """Flush the records below a sequence, for a reader that is about to commit it. Raises Poisoned.
+
+        In a spool that isn't needed: after a crash of the machine, its recovery assigns no number twice.
         """
 
     @abstractmethod

@@ -342,9 +342,7 @@ def _prepared(
     log: Log, values: list[Any], keys: list[bytes | str | None], type: int, timestamp: int | None, durable: bool
 ) -> Callable[[], range]:
     """Return the call that appends records, after all checks."""
-    if isinstance(log, Journal):
-        return partial(log.append_prepared, log.prepare(values, keys, type, timestamp), durable=durable)
-    return partial(log.append_prepared, log.prepare(values, keys, type, timestamp), durable=durable)
+    return partial(log.append_prepared, log.prepare(values, keys, type, timestamp), durable=durable)  # type: ignore[arg-type]
 
 
 def _prepared_columns(log: Log, laid_out: dict[bool, Any], rows: memoryview, codec: int) -> Callable[[], range]:

@@ -71,6 +71,11 @@ class Cursor(Handle, ABC):
     def close(self) -> None:
         """Release the memory or the files."""
 
+    @property
+    def key_table(self) -> Any:
+        """Return the key table of the cursor's files; None if the log has none."""
+        return None
+
     # For a task of an event loop, or a thread, that waits for several logs.
 
     @property

@@ -108,7 +108,7 @@ class Journal(Log):
         """
         append_booked append_records bases clamped committed control cursor cursor_from end_of_read first forked generation
         lag latest_time locked mode offsets place place_seen prepare_columns read_log_id readable_end records_from refuse_handler
-        segment_of segments_apart settle under_lock
+        segment_of segments_apart under_lock
         """.split()
     )
 
@@ -428,7 +428,6 @@ class Journal(Log):
         end: int | None = None,
         isolation: Isolation = "appended",
     ) -> Cursor:
-        """Return a cursor at `start`, for merging several logs; `bounded`: up to the present end, or to sequence `end`."""
         found = self._cursor_at(start, bounded=bounded, end=end, isolation=isolation)
         with self._looking:
             self._segments.close()  # of many logs even one descriptor each would be too many
@@ -444,8 +443,10 @@ class Journal(Log):
 
     # Positions.
 
+    def sequence_at(self, start: Start) -> int:
+        return self.place(start).sequence
+
     def end(self) -> int:
-        """Return the sequence that the next record will have."""
         return self._end(self._bases())[0].sequence
 
     def extent(self, isolation: Isolation = "appended") -> tuple[int, int]:
@@ -675,8 +676,7 @@ class Journal(Log):
 
     # Durable readers.
 
-    def settle(self, sequence: int) -> None:
-        """Flush the records below a sequence, for a reader that is about to commit it. Raises Poisoned."""
+    def flush_for_commit(self, sequence: int) -> None:
         self._flusher.settle(sequence)
 
     def committed(self) -> None:
@@ -846,15 +846,10 @@ class Journal(Log):
         return self._id
 
     def read_log_id(self) -> bytes:
-        """Return the `log_id` of the journal now at the path: another one if the journal was replaced since it was opened."""
         found = settings.load(self.format.sidecar(self.path))
         return b"" if found is None else bytes.fromhex(found.id)
 
     def ensure_log_id(self, timeout: float | None = None) -> bytes:
-        """Return `log_id`; a journal without one gets one, on disk when this returns.
-
-        timeout: seconds to wait for the lock. Raises LockTimeout, Corruption, Poisoned, Closed, or the system's OSError.
-        """
         if not self.log_id:
             self.under_lock(self.timeout if timeout is None else timeout, self._begin_id)
         return self.log_id

@@ -51,7 +51,7 @@ class ReadableJournal(Protocol):
 
     def readable_end(self) -> int: ...
 
-    def settle(self, sequence: int) -> None: ...
+    def flush_for_commit(self, sequence: int) -> None: ...
 
 
 class JournalReader(Reader):
@@ -87,7 +87,7 @@ class JournalReader(Reader):
 
     def _store(self) -> None:
         if self._committed != self._sequence:
-            self._journal.settle(self._sequence)  # or a crash of the machine would leave us ahead of the journal
+            self._journal.flush_for_commit(self._sequence)  # or a crash of the machine would leave us ahead of the journal
             self._journal.offsets.store(self.name, self._sequence)
             self._committed = self._sequence
             self._journal.committed()

@@ -338,7 +338,6 @@ class Spool(Single, Log):
         end: int | None = None,
         isolation: Isolation = "appended",
     ) -> Cursor:
-        """Return a cursor at `start`, for merging several logs; `bounded`: up to the present end, or to sequence `end`."""
         pair = self._live()
         reader = pair.reader(0, 0)
         place = end_of(reader, isolation) if start == "latest" else search.find(reader, start)
@@ -447,7 +446,6 @@ class Spool(Single, Log):
         return self._live().header.capacity
 
     def end(self) -> int:
-        """Return the sequence that the next record will have."""
         return int(self._live().reader(0, 0).mark()[1])
 
     def extent(self, isolation: Isolation = "appended") -> tuple[int, int]:
