@@ -327,10 +327,10 @@ class Log(Handle, ABC):
         with "raise"; a table can't hold "yield". Raises the errors of `read`, and OutOfRange for sequences from 2^63 on. Every error has
         the records before it as `partial`, a table; after a GapError, continue with `start=error.gap.last + 1`. Needs the extra `arrow`.
         """
-        from kvspool import arrow
+        from kvspool.engine import batches
 
         with closing(self._cursor_at(start, bounded=True, isolation=isolation)) as cursor:
-            return arrow.read(cursor, limit, on_gap)  # type: ignore[arg-type]
+            return batches.read(cursor, limit, on_gap)
 
     def get(self, sequence: int) -> Record:
         """Return the record with this sequence.

@@ -15,10 +15,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Self
 
+from kvspool.engine.cursor import Cursor
 from kvspool.engine.wakeups import Watcher
 from kvspool.system.handles import Handle
 from shard.kernel.merge import FollowingLoops, Merging
-from shard.kernel.merge_py import FEW, LOOK_AROUND, REST, UNREADABLE, Cursor
+from shard.kernel.merge_py import FEW, LOOK_AROUND, REST, UNREADABLE
 
 __all__ = ["FEW", "LOOK_AROUND", "REST", "UNREADABLE", "Cursor", "FollowingMerge", "Merge"]
 

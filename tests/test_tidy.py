@@ -40,7 +40,6 @@ IN_ONE_LAYER = {0, 4}  # whose modules import each other, though not in a circle
 
 # What is not as it should be, and must not become more: edges that go up or close a circle.
 UPWARD = {
-    ("kvspool.log", "kvspool.arrow"),
     ("kvspool.log", "kvspool.transfer.exchange"),
     *(("kvspool.log", f"kvspool.journal.{name}") for name in "archive journal repair retention trim".split()),
     *(("kvspool.log", f"kvspool.spool.{name}") for name in "repair resize spool".split()),
@@ -56,7 +55,7 @@ CIRCULAR: set[Edge] = {
 # Questions for the kind of a log outside of `opening`; there must not be more. Ask a verb, a capability or a method of `Log` instead.
 KINDS = set("Spool Journal FixedJournal JournalCursor SpoolCursor JournalStats SpoolStats RepairReport JournalRepairReport".split())
 ASKING = {
-    **dict.fromkeys(("hub.client.log_sender", "hub.root.audit", "hub.root.positions", "hub.root.trimmer", "kvspool.arrow", "shard.cli"), 1),
+    **dict.fromkeys(("hub.client.log_sender", "hub.root.audit", "hub.root.positions", "hub.root.trimmer", "shard.cli"), 1),
     **{f"kvspool.cli.{name}": 1 for name in "append archive checks create options producers queues repair stats watch".split()},
     **{"hub.spark.local": 6, "kvspool.cli.readers": 4, "kvspool.transfer.sources": 5, "kvspool.transfer.targets": 2},
     **{"shard.producers": 1, "shard.shardset": 4},

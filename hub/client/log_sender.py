@@ -30,7 +30,8 @@ from kvspool.system.handles import Handle
 from shard.shardset import Log
 
 if TYPE_CHECKING:
-    from hub.root.columns import Cursor, SequencedBatch
+    from hub.root.columns import SequencedBatch
+    from kvspool.engine.cursor import Cursor
 
 PREFIX = "ship."  # of the durable readers' names, before the hub's name
 LOOK_AGAIN = 1.0  # seconds between two checks whether a deleted log was recreated

@@ -60,6 +60,10 @@ class Cursor(Handle, ABC):
         make: creates each item; None: only the values. An exception from a signal handler leaves in `items` what the cursor has passed.
         """
 
+    @abstractmethod
+    def next_batch(self, most: int, coded: bool, room: int) -> Any:
+        """Return up to `most` records with `room` bytes of values as a `pyarrow.RecordBatch`, or a Gap; see `engine.batches.next_batch`."""
+
     def run(self, batch: Batch, make: Make | None) -> None:
         """After records: let the batch fetch the next ones, if they need nothing else, without a Python step in between."""
 

@@ -345,6 +345,13 @@ class Cursor(cursor.Cursor):
         last = sequence - 1 if self.end is None else min(sequence, self.end) - 1
         return Gap(first, last, reason, str(self.segments.path)) if last >= first else None
 
+    def next_batch(self, most: int, coded: bool, room: int) -> Any:
+        from kvspool.journal import gathering
+
+        if not self.segments.format.has_columns and room < CHUNK:
+            most = min(most, 1)  # otherwise the records read at once fit, or it is one record
+        return gathering.next_batch(self, most, coded, room)
+
     # For iterations, and readers of several logs at once.
 
     def waiter(self, spin: float) -> FileWaiter:

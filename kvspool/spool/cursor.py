@@ -223,6 +223,11 @@ class Cursor(cursor.Cursor):
     def close(self) -> None:
         self.reader.close()
 
+    def next_batch(self, most: int, coded: bool, room: int) -> Any:
+        from kvspool.spool import gathering
+
+        return gathering.next_batch(self, most, coded, room)
+
     # For iterations, and readers of several logs at once.
 
     def run(self, batch: Batch, make: Make | None) -> None:

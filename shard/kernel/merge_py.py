@@ -15,17 +15,14 @@ from msgspec import UNSET
 
 import kvspool.kernel.machine as native
 from kvspool import GapError, system
+from kvspool.engine.cursor import Cursor
 from kvspool.engine.iteration import Iteration, check, check_timeout
 from kvspool.errors import Closed, Corruption, FormatError, Unrecovered
-from kvspool.journal.cursor import Cursor as JournalCursor
 from kvspool.kernel.wakeups_py import BLIND_POLL, POLL
 from kvspool.options import OnGap
 from kvspool.record import Codec, Gap
-from kvspool.spool.cursor import Cursor as SpoolCursor
 from kvspool.system.handles import close_all, refuse_copy
 from shard import descriptors
-
-Cursor = SpoolCursor | JournalCursor
 
 LOOK_AROUND = 256  # records after which idle logs are checked again
 AHEAD = 1 << 16  # records copied in advance, of all logs together
