@@ -8,7 +8,7 @@
     |-- FormatError             this version can't read it
     |   |-- NotALog             neither a log nor anything that holds logs
     |   |-- UnknownVersion      written by a newer kvspool
-    |   |-- MismatchedPair      control block and data file of different logs
+    |   |-- MismatchedFiles      control block and data file of different logs
     |   `-- MissingExtra        it needs a package that isn't installed (also ImportError)
     |-- Unrecovered             the machine was restarted, and no process with permission to write has opened the log since
     |-- Corruption              a kvspool log, but damaged
@@ -37,7 +37,7 @@
     |-- BatchChanged            a partly stored batch was repeated with other records
     |-- BatchOutOfOrder         a batch before the last begun one (also ValueError)
     |-- TooManyPieces           a batch was interrupted too often
-    |-- TooManyProducers        no account is free for another producer
+    |-- TooManyProducers        no room for another producer
     |-- Moved                   the log was moved to new files by a resize; never leaves the package
     |-- Reentered               an append during another one, from a signal handler (also RuntimeError)
     |-- Poisoned                a flush to disk failed; the log takes no more records
@@ -112,7 +112,7 @@ class UnknownVersion(FormatError):
     """The log was written by a newer kvspool. Upgrade, and open it again."""
 
 
-class MismatchedPair(FormatError):
+class MismatchedFiles(FormatError):
     """`spool.ctl` and `spool.dat` belong to different logs: one was copied or restored without the other."""
 
 
@@ -336,7 +336,7 @@ class TooManyPieces(KvspoolError):
 
 
 class TooManyProducers(KvspoolError):
-    """The log's producer table is full, and no account may be removed automatically. Nothing was written."""
+    """The log's producer table is full, and no state may be removed automatically. Nothing was written."""
 
     exit_code = 8
 

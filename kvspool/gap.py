@@ -1,4 +1,4 @@
-"""A gap: the item that a reader gets in the place of lost records."""
+"""The Gap: a reader gets it instead of records that are lost."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from kvspool.reader import Reader, ReaderStats
     from kvspool.spool.repair import RepairReport
     from kvspool.spool.resize import Resized
-    from kvspool.spool.spool import SpoolStats
+    from kvspool.spool.stats import SpoolStats
     from kvspool.transfer.exchange import Exported
     from kvspool.transfer.exchange import Progress as ExportProgress
 

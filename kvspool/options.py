@@ -19,7 +19,7 @@ Durability = Literal["memory", "os", "disk"]
 DURABILITIES: tuple[Durability, ...] = ("memory", "os", "disk")  # when an append is on disk; the number is the index here
 
 Progress = Callable[[int, int], object]
-"""What a long verb tells of itself: called with what is done, and with all."""
+"""The progress of a long verb: called with the part that is done, and with all."""
 
 TIMEOUT = 10.0  # seconds that a writer waits for the lock before LockTimeout names its holder
 

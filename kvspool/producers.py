@@ -5,8 +5,8 @@
     producer.append_many(values, keys=keys, batch=7)    # the same, repeated=True: nothing was appended
 
 A producer is a name. For each one, the log stores the number of the last batch and how much of it is stored, in its file `producers`; see
-`ledger`. The program that makes the batches keeps their source until the log has them. After a crash it makes the last one again, for
-example from the offsets of its source. Batch numbers must increase, but need not be consecutive.
+`engine.producer_table`. The program that makes the batches keeps their source until the log has them. After a crash it makes the last one
+again, for example from the offsets of its source. Batch numbers must increase, but need not be consecutive.
 
 **Crashes.** A process that is killed during a batch has appended the first k of its records. The next process that appends to the log notes
 k before anything else. When the batch is sent again, these k are read back, and the others are appended, in any order. Records are the same
@@ -15,7 +15,7 @@ if key, value, type and codec are; times don't matter.
 **Same records.** A batch must have the same records each time. If a stored one is missing: BatchChanged; see `changed`.
 
 **Durability.** As for the appends. With `durable=True`, or in a log of the level "disk", the guarantee survives a crash of the machine: the
-account is flushed before the records are published, while the append lock is held. Otherwise a crash of the machine may remove records of
+state is flushed before the records are published, while the append lock is held. Otherwise a crash of the machine may remove records of
 the last batch, as of every append. They then count as not stored, and are appended when the batch is sent again.
 """
 
@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 import msgspec
 
 from kvspool import system
-from kvspool.engine.ledger import AT_REST, FREE, UNDER_WAY, Account, Ledger, before, new_account
+from kvspool.engine.producer_table import AT_REST, FREE, UNDER_WAY, ProducerState, ProducerTable, before, new_state
 from kvspool.errors import AGAIN, BatchChanged, BatchOutOfOrder, LockTimeout, SpoolFull, say_what_is_stored
 from kvspool.record import Codec
 from kvspool.system import logger
@@ -76,24 +76,19 @@ class ProducerStats(msgspec.Struct, frozen=True):
     updated: int
 
 
-class Place(Protocol):
-    """The end of a log, for the holder of its append lock: the location of a ledger, and the word `pending`."""
+class TableLocation(NamedTuple):
+    """The location of a log's producer table, and its word `pending`, for the holder of the append lock.
 
-    @property
-    def directory(self) -> Path: ...
+    mode: permission bits of a new table. set_pending: stores the word, number + 1 of a state, or 0.
+    """
 
-    @property
-    def log_id(self) -> bytes: ...
-
-    @property
-    def mode(self) -> int:
-        """Return the permission bits for a new ledger."""
-
-    def set_pending(self, number: int) -> None:
-        """Store the word: number + 1 of an account, or 0."""
+    directory: Path
+    log_id: bytes
+    mode: int
+    set_pending: Callable[[int], None]
 
 
-class Rows(Protocol):
+class ProducerRows(Protocol):
     """Records to append, of any kind that the log takes."""
 
     count: int
@@ -101,7 +96,7 @@ class Rows(Protocol):
     def records(self) -> list[tuple[bytes | None, bytes, int, int]]:
         """Return key, value, type and codec of each, as they would be stored."""
 
-    def chosen(self, numbers: list[int]) -> Rows:
+    def chosen(self, numbers: list[int]) -> ProducerRows:
         """Return some of them, in order."""
 
 
@@ -118,20 +113,22 @@ class ProducerLog(Protocol):
     def sync(self, timeout: float | None) -> None:
         """Flush all appended records to disk."""
 
-    def prepared_rows(self, values: Iterable[Any], keys: Iterable[bytes | str | None] | None, type: int, timestamp: int | None) -> Rows: ...
+    def prepared_rows(
+        self, values: Iterable[Any], keys: Iterable[bytes | str | None] | None, type: int, timestamp: int | None
+    ) -> ProducerRows: ...
 
-    def column_rows(self, pieces: Pieces, codec: int) -> Rows: ...
+    def column_rows(self, pieces: Pieces, codec: int) -> ProducerRows: ...
 
-    def append_booked(self, rows: Rows, booking: Booking, timeout: float | None, durable: bool) -> None:
-        """Append rows under one hold of the append lock, inside `booking.kept`."""
+    def append_in_transaction(self, rows: ProducerRows, transaction: BatchTransaction, timeout: float | None, durable: bool) -> None:
+        """Append rows under one hold of the append lock, inside `transaction.kept`."""
 
-    def change(self, change: Callable[[Place, int], int], timeout: float | None = None) -> int:
+    def change(self, change: Callable[[TableLocation, int], int], timeout: float | None = None) -> int:
         """Return the result of `change`, which is called with the log's end and its next sequence under the append lock, after the
         leftovers of a killed process were resolved.
         """
 
-    def ledger(self) -> Ledger | None:
-        """Return the ledger, open for reading."""
+    def producer_table(self) -> ProducerTable | None:
+        """Return the producer table, open for reading."""
 
     def columns(self, batch: Any, codec: int) -> Columns:
         """Convert a record batch to the columns of this log."""
@@ -148,7 +145,7 @@ class Producer(Handle):
         if not 0 < len(name.encode()) <= LARGEST_NAME:
             raise ValueError(f"the name of a producer has 1 to {LARGEST_NAME} bytes of UTF-8")
         self.name = name
-        self.keep = 0  # hours, up to 65535, to keep a new account after its last batch when room is short; 0: seven days
+        self.keep = 0  # hours, up to 65535, to keep a new state after its last batch when room is short; 0: seven days
         self._log = log
         self._id = producer_id(name)
         self._hint = -1
@@ -158,8 +155,8 @@ class Producer(Handle):
         """Return the number of the batch to continue with: the last begun one if it isn't stored in full, else the next one; 0 for a new
         producer. Raises the errors of `last`.
         """
-        account = self._look(None)
-        return 0 if account is None else account.batch + int(account.is_done)
+        state = self._look(None)
+        return 0 if state is None else state.batch + int(state.is_done)
 
     @property
     def last(self) -> int | None:
@@ -167,8 +164,8 @@ class Producer(Handle):
 
         Raises the system's OSError, Corruption, Closed; LockTimeout while another process appends a batch.
         """
-        account = self._look(None)
-        return None if account is None or not account.done else account.done - 1
+        state = self._look(None)
+        return None if state is None or not state.done else state.done - 1
 
     def append_many(
         self,
@@ -229,7 +226,7 @@ class Producer(Handle):
         return self._append(self._log.column_rows(pieces, codec), batch, timeout, durable, changed)
 
     def forget(self, timeout: float | None = None) -> None:
-        """Delete the log's account of this producer; its records stay. Raises LockTimeout, the system's OSError."""
+        """Delete the log's state of this producer; its records stay. Raises LockTimeout, the system's OSError."""
         forget(self._log, [self.name], timeout)
 
     def __repr__(self) -> str:
@@ -241,36 +238,36 @@ class Producer(Handle):
         if changed not in ("raise", "append"):
             raise ValueError(f'changed is "raise" or "append", not {changed!r}')
 
-    def _look(self, timeout: float | None) -> Account | None:
-        """Return our account after the leftovers of a killed process were resolved."""
-        account = self._find()
-        if account is None or account.state == AT_REST:
-            return account
-        self._log.change(self._settle_ours, timeout)
+    def _look(self, timeout: float | None) -> ProducerState | None:
+        """Return our state after the leftovers of a killed process were resolved."""
+        state = self._find()
+        if state is None or state.phase == AT_REST:
+            return state
+        self._log.change(self._resolve_ours, timeout)
         return self._find()
 
-    def _settle_ours(self, place: Place, next_sequence: int) -> int:
-        """Under the append lock: resolve our account if no other process has to, since the word that named it is lost, for example with a
+    def _resolve_ours(self, location: TableLocation, next_sequence: int) -> int:
+        """Under the append lock: resolve our state if no other process has to, since the word that named it is lost, for example with a
         lock file.
         """
-        with Ledger.make(place.directory, place.log_id, place.mode) as ledger:
-            found = ledger.find(self._id)
-            if found is not None and found[1].state == UNDER_WAY:
-                ledger.store(found[0], found[1].settled(before(next_sequence)), is_used=False)
+        with ProducerTable.make(location.directory, location.log_id, location.mode) as table:
+            found = table.find(self._id)
+            if found is not None and found[1].phase == UNDER_WAY:
+                table.store(found[0], found[1].resolved(before(next_sequence)), is_used=False)
         return 0
 
-    def _find(self) -> Account | None:
-        ledger = self._log.ledger()
-        if ledger is None:
+    def _find(self) -> ProducerState | None:
+        table = self._log.producer_table()
+        if table is None:
             return None
-        with ledger:
-            found = ledger.find(self._id, self._hint)
+        with table:
+            found = table.find(self._id, self._hint)
         self._hint = -1 if found is None else found[0]
         return None if found is None else found[1]
 
-    def _answer(self, account: Account | None, batch: int, timeout: float | None, durable: bool, changed: Changed) -> Stored | None:
+    def _answer(self, state: ProducerState | None, batch: int, timeout: float | None, durable: bool, changed: Changed) -> Stored | None:
         """Return the result for a batch of which nothing is to be appended, whatever its rows are; None otherwise."""
-        done = self._there(account, batch, changed)
+        done = self._there(state, batch, changed)
         return None if done is None else self._repeated(done, timeout, durable)
 
     def _repeated(self, done: Stored, timeout: float | None, durable: bool) -> Stored:
@@ -279,58 +276,58 @@ class Producer(Handle):
             self._log.sync(timeout)
         return done
 
-    def _there(self, account: Account | None, batch: int, changed: Changed) -> Stored | None:
-        if account is None or batch > account.batch:
+    def _there(self, state: ProducerState | None, batch: int, changed: Changed) -> Stored | None:
+        if state is None or batch > state.batch:
             return None
-        if batch == account.batch and account.is_done:
-            return _all_of(account) if changed == "raise" else None
-        if batch < account.done:
+        if batch == state.batch and state.is_done:
+            return _all_of(state) if changed == "raise" else None
+        if batch < state.done:
             return Stored(None, 0, True)
-        if batch < account.batch:
+        if batch < state.batch:
             raise BatchOutOfOrder(
-                f"{self._log.path}: producer {self.name!r} has begun batch {account.batch}; batch {batch} is not known to be stored in full"
+                f"{self._log.path}: producer {self.name!r} has begun batch {state.batch}; batch {batch} is not known to be stored in full"
             )
         return None
 
-    def _append(self, rows: Rows, batch: int, timeout: float | None, durable: bool, changed: Changed) -> Stored:
+    def _append(self, rows: ProducerRows, batch: int, timeout: float | None, durable: bool, changed: Changed) -> Stored:
         deadline = system.port.monotonic() + (self._log.timeout if timeout is None else timeout)
         appended = range(0)
         while True:
             seen = self._look(timeout)
             if (done := self._answer(seen, batch, timeout, durable, changed)) is not None:
                 return done  # another process was quicker
-            account = seen or new_account(self._id, self.name, self.keep)
+            state = seen or new_state(self._id, self.name, self.keep)
             left = rows
-            if batch == account.batch and seen is not None and account.stored:
-                left = self._left(rows, account, changed)
-                if account.is_done and not left.count:
-                    return self._repeated(_all_of(account), timeout, durable)
+            if batch == state.batch and seen is not None and state.stored:
+                left = self._left(rows, state, changed)
+                if state.is_done and not left.count:
+                    return self._repeated(_all_of(state), timeout, durable)
             else:
                 if seen is not None and not seen.is_done and seen.pieces:
                     logger.warn(
                         "producer %s begins batch %d; of batch %d %d records were appended, of %d",
                         self.name, batch, seen.batch, seen.stored, seen.rows,
                     )  # fmt: skip
-                account = account.with_runs([])._replace(batch=batch)
-            booking = Booking(self._id, seen, account, left.count, durable)
+                state = state.with_runs([])._replace(batch=batch)
+            transaction = BatchTransaction(self._id, seen, state, left.count, durable)
             try:
-                self._log.append_booked(left, booking, timeout, durable)
+                self._log.append_in_transaction(left, transaction, timeout, durable)
             except (SpoolFull, LockTimeout) as error:
                 if not appended:
                     raise
                 say_what_is_stored(error, appended, rows.count, AGAIN)
                 raise
-            if booking.stored is not None:
-                return booking.stored
-            appended = booking.appended or appended
+            if transaction.stored is not None:
+                return transaction.stored
+            appended = transaction.appended or appended
             timeout = max(0.0, deadline - system.port.monotonic())
 
-    def _left(self, rows: Rows, account: Account, changed: Changed) -> Rows:
+    def _left(self, rows: ProducerRows, state: ProducerState, changed: Changed) -> ProducerRows:
         """Return the rows of a batch that are not stored yet, if it is stored in part or has changed."""
         there: Counter[Any] = Counter()
-        for first, count in account.runs:
+        for first, count in state.runs:
             there.update((one.key, one.value, one.type, one.codec) for one in self._log.stored_records(first, count))
-        gone = account.stored - there.total()
+        gone = state.stored - there.total()
         left = []
         for number, row in enumerate(rows.records()):
             if there[row]:
@@ -340,82 +337,106 @@ class Producer(Handle):
         if others := there.total():
             if changed == "raise":
                 raise BatchChanged(
-                    f"[KVSPOOL_BATCH_CHANGED] {self._log.path}: {account.stored} records of batch {account.batch} of producer "
+                    f"[KVSPOOL_BATCH_CHANGED] {self._log.path}: {state.stored} records of batch {state.batch} of producer "
                     f"{self.name!r} are stored, and {others} of them are not in the repeated batch; nothing more was written. The program "
                     "must repeat its batches with the same records"
                 )
             words = "batch %d of producer %s has changed: %d of its stored records are no longer in it"
-            logger.warn(words, account.batch, self.name, others)
-        if rows.count != account.rows and changed == "raise":
+            logger.warn(words, state.batch, self.name, others)
+        if rows.count != state.rows and changed == "raise":
             raise BatchChanged(
-                f"[KVSPOOL_BATCH_CHANGED] {self._log.path}: batch {account.batch} of producer {self.name!r} had {account.rows} records, "
-                f"of which {account.stored} are stored, and now it has {rows.count}; nothing more was written. The program must repeat its "
+                f"[KVSPOOL_BATCH_CHANGED] {self._log.path}: batch {state.batch} of producer {self.name!r} had {state.rows} records, "
+                f"of which {state.stored} are stored, and now it has {rows.count}; nothing more was written. The program must repeat its "
                 "batches with the same records"
             )
         if gone:
             # Which ones they were is unknown; in the same order they were the first ones.
             logger.warn(
                 "batch %d of producer %s: %d records that were appended before were overwritten since; as many are left out now",
-                account.batch, self.name, gone,
+                state.batch, self.name, gone,
             )  # fmt: skip
         return rows.chosen(left[gone:])
 
 
-def _all_of(account: Account) -> Stored:
+def _all_of(state: ProducerState) -> Stored:
     """Return the result for a batch that is stored in full."""
-    return Stored(account.runs[0][0] if account.pieces else None, account.rows, True)
+    return Stored(state.runs[0][0] if state.pieces else None, state.rows, True)
 
 
-class Booking:
-    """One attempt to append a batch: its entry in the ledger meanwhile.
+class BatchTransaction:
+    """One attempt to append a batch: its entry in the producer table meanwhile.
 
     `stored`: the result. None: the batch has to be checked again, since another process was faster, or only the records `appended` are
-    stored, and accounted for.
+    stored, and the producer table says so.
     """
 
-    def __init__(self, id: bytes, seen: Account | None, account: Account, count: int, durable: bool) -> None:
-        """seen: the account on which it relies. account: the same, including the stored records of this batch. count: records still to
+    def __init__(self, id: bytes, seen: ProducerState | None, state: ProducerState, count: int, durable: bool) -> None:
+        """seen: the state on which it relies. state: the same, including the stored records of this batch. count: records still to
         append.
         """
         self._id = id
         self._seen = seen
-        self._account = account
+        self._state = state
         self._count = count
         self.is_durable = durable
         self.stored: Stored | None = None
         self.appended = range(0)
 
     @contextmanager
-    def kept(self, first: int, place: Place) -> Iterator[bool]:
-        """Under the append lock: account for records from sequence `first` on, which are published inside the `with` block.
+    def kept(self, first: int, location: TableLocation) -> Iterator[bool]:
+        """Under the append lock: store the state for records from sequence `first` on, which are published inside the `with` block.
 
         It gets False if nothing may be appended. A crash of the process inside the block and an exception have the same effect: the next
-        owner of the lock finds the word `pending`, and resolves the account.
+        owner of the lock finds the word `pending`, and resolves the state.
         """
-        with Ledger.make(place.directory, place.log_id, place.mode) as ledger:
-            found = ledger.find(self._id)
+        with ProducerTable.make(location.directory, location.log_id, location.mode) as table:
+            found = table.find(self._id)
             if (None if found is None else found[1]) != self._seen:
                 yield False
                 return
-            runs = self._account.runs
+            runs = self._state.runs
             if self._count:
                 is_next = bool(runs) and sum(runs[-1]) == first
                 runs = [*runs[:-1], (runs[-1][0], runs[-1][1] + self._count)] if is_next else [*runs, (first, self._count)]
-            account = self._account.with_runs(runs)
-            account = account._replace(rows=account.stored, state=UNDER_WAY, is_durable=int(self.is_durable))
-            number = ledger.claim() if found is None else found[0]
-            place.set_pending(number + 1)
-            ledger.store(number, account)
+            state = self._state.with_runs(runs)
+            state = state._replace(rows=state.stored, phase=UNDER_WAY, is_durable=int(self.is_durable))
+            number = table.claim() if found is None else found[0]
+            location.set_pending(number + 1)
+            table.store(number, state)
             if self.is_durable:
-                ledger.flush()
+                table.flush()
             yield True
-            ledger.store(number, account._replace(state=AT_REST, done=account.batch + 1))
-            place.set_pending(0)
-            self.stored = Stored(runs[0][0] if runs else None, account.rows, False)
+            table.store(number, state._replace(phase=AT_REST, done=state.batch + 1))
+            location.set_pending(0)
+            self.stored = Stored(runs[0][0] if runs else None, state.rows, False)
+
+
+class ListedRows:
+    """Encoded records: a prepared batch of a spool or a journal."""
+
+    def __init__(self, batch: Any) -> None:
+        self.batch = batch
+        self.count = batch.rows
+
+    def records(self) -> list[tuple[bytes | None, bytes, int, int]]:
+        batch = self.batch
+        keys = batch.keys or [None] * self.count
+        codecs = bytes([batch.codec]) * self.count if batch.codecs is None else batch.codecs
+        return [(key, value, batch.type, codec) for key, value, codec in zip(keys, batch.values, codecs, strict=True)]
+
+    def chosen(self, numbers: list[int]) -> ListedRows:
+        keys, values, codecs = self.batch.keys, self.batch.values, self.batch.codecs
+        return ListedRows(
+            self.batch._replace(
+                keys=None if keys is None else [keys[number] for number in numbers],
+                values=[values[number] for number in numbers],
+                codecs=None if codecs is None else bytes(codecs[number] for number in numbers),
+            )
+        )
 
 
 class ColumnPieces:
-    """Rows of record batches, for a log that takes columns. A spool uses `put` and `end`: see `kvspool.spool.appending.Batch`."""
+    """Rows of record batches, for a log that takes columns. A spool uses `put` and `end`: see `kvspool.spool.appending.RingBatch`."""
 
     packed = None  # no value refers to the log's key table
 
@@ -457,7 +478,7 @@ class ColumnPieces:
 
 
 def producer_id(name: str) -> bytes:
-    """Return the 16 bytes by which an account is found."""
+    """Return the 16 bytes by which a state is found."""
     from hashlib import blake2b
 
     return blake2b(name.encode(), digest_size=16).digest()
@@ -465,34 +486,34 @@ def producer_id(name: str) -> bytes:
 
 def listing(log: ProducerLog) -> list[ProducerStats]:
     """Return the statistics of a log's producers, by name."""
-    ledger = log.ledger()
-    if ledger is None:
+    table = log.producer_table()
+    if table is None:
         return []
-    with ledger:
-        found = [account for _, account in ledger.accounts()]
+    with table:
+        found = [state for _, state in table.states()]
     stats = [ProducerStats(one.shown, one.batch, one.rows, _known(one), one.done - 1 if one.done else None, one.updated) for one in found]
     return sorted(stats, key=lambda one: one.name)
 
 
-def _known(account: Account) -> int:
+def _known(state: ProducerState) -> int:
     """Return how many records of a batch are certainly stored."""
-    return account.stored if account.state == AT_REST else sum(count for _, count in account.runs[:-1])
+    return state.stored if state.phase == AT_REST else sum(count for _, count in state.runs[:-1])
 
 
 def forget(log: ProducerLog, names: Iterable[str], timeout: float | None = None) -> int:
-    """Delete a log's accounts of producers, and return how many it knew. Raises LockTimeout, or the system's OSError."""
-    ledger = log.ledger()
-    if ledger is None:
+    """Delete a log's states of producers, and return how many it knew. Raises LockTimeout, or the system's OSError."""
+    table = log.producer_table()
+    if table is None:
         return 0
-    ledger.close()
+    table.close()
 
-    def change(place: Place, _: int) -> int:
+    def change(location: TableLocation, _: int) -> int:
         known = 0
-        with Ledger.make(place.directory, place.log_id, place.mode) as ledger:
+        with ProducerTable.make(location.directory, location.log_id, location.mode) as table:
             for name in names:
-                found = ledger.find(producer_id(name))
+                found = table.find(producer_id(name))
                 if found is not None:
-                    ledger.store(found[0], found[1]._replace(state=FREE))
+                    table.store(found[0], found[1]._replace(phase=FREE))
                     known += 1
         return known
 
@@ -500,22 +521,22 @@ def forget(log: ProducerLog, names: Iterable[str], timeout: float | None = None)
 
 
 def retire(log: ProducerLog, prefix: str, timeout: float | None = None) -> int:
-    """Declare that the producers whose names begin with `prefix`, of at most 44 bytes, append nothing more. Their accounts may be reused
+    """Declare that the producers whose names begin with `prefix`, of at most 44 bytes, append nothing more. Their states may be reused
     after an hour, or when there is no other room. Returns their number. Raises LockTimeout, or the system's OSError.
     """
     start = prefix.encode()
-    ledger = log.ledger()
-    if ledger is None:
+    table = log.producer_table()
+    if table is None:
         return 0
-    with ledger:
-        if next(ledger.named(start), None) is None:
+    with table:
+        if next(table.named(start), None) is None:
             return 0  # don't wait for a lock that isn't needed
 
-    def change(place: Place, _: int) -> int:
-        with Ledger.make(place.directory, place.log_id, place.mode) as ledger:
-            found = list(ledger.named(start))
-            for number, account in found:
-                ledger.store(number, account._replace(is_over=1))
+    def change(location: TableLocation, _: int) -> int:
+        with ProducerTable.make(location.directory, location.log_id, location.mode) as table:
+            found = list(table.named(start))
+            for number, state in found:
+                table.store(number, state._replace(is_over=1))
         return len(found)
 
     return log.change(change, timeout)

@@ -16,6 +16,6 @@ def held(log: Journal, timeout: float = 5) -> Iterator[tuple[Appender, Page]]:
     appender = log._open_appender(timeout)
     try:
         appender._enter(timeout)
-        yield appender, appender._settled_end()
+        yield appender, appender._resolved_end()
     finally:
         appender._leave()

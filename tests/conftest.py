@@ -44,7 +44,7 @@ ON_BOTH_TWINS = (
 ONCE = (
     *(f"processes/test_{name}.py" for name in "crash_points file_images producers_storm".split()),
     *(f"shard/test_{name}.py" for name in "descriptors journals route shard_cli shard_producers".split()),
-    *(f"spool/test_{name}.py" for name in "checkpoints epochs format making pair rates repair resize restored salvage".split()),
+    *(f"spool/test_{name}.py" for name in "checkpoints epochs format making spool_files rates repair resize restored salvage".split()),
     *(f"spool/test_{name}.py" for name in "spool_times verify".split()),
 )
 # Slices of campaigns, and what starts many processes: marked as long, and left out by `tools/test --fast`.

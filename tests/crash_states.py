@@ -39,7 +39,7 @@ from unittest import mock
 
 from kvspool.engine import iteration
 from kvspool.kernel import frames_py, group_py, lock_py
-from kvspool.spool import cursor, durability, pair
+from kvspool.spool import cursor, durability, spool_files
 
 _TRACE_ME, _SINGLE_STEP = 0, 9  # of ptrace
 HARMLESS = ("LOAD_FAST", "LOAD_CONST", "LOAD_GLOBAL", "LOAD_DEREF", "PUSH_NULL", "PRECALL", "KW_NAMES", "COPY", "SWAP", "RESUME", "NOP")
@@ -212,9 +212,9 @@ def traced(operation: Callable[[], Any], on_opcode: Callable[[FrameType], None],
 @contextmanager
 def interpreted() -> Iterator[None]:
     """Let every log that is opened inside the `with` block use the interpreted twin, whose stores are opcodes of their own."""
-    places = [(pair, "FrameReader"), (pair, "FrameWriter"), (pair, "FrameSurvey"), (durability, "Ring")]
+    places = [(spool_files, "FrameReader"), (spool_files, "FrameWriter"), (spool_files, "FrameSurvey"), (durability, "Ring")]
     places += [(iteration, "Batch"), (iteration, "Items"), (cursor, "RingSleeper")]
-    with ExitStack() as stack, mock.patch.object(pair, "AppendLock", lock_py.AppendLock):
+    with ExitStack() as stack, mock.patch.object(spool_files, "AppendLock", lock_py.AppendLock):
         for module, name in places:
             stack.enter_context(mock.patch.object(module, name, getattr(frames_py, name)))
         stack.enter_context(mock.patch.object(durability, "FlushGroup", group_py.FlushGroup))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 from unittest import mock
 
-from kvspool.engine.ledger import AT_REST, Account, Ledger, new_account
-from kvspool.producers import Booking, Changed, producer_id
+from kvspool.engine.producer_table import AT_REST, ProducerState, ProducerTable, new_state
+from kvspool.producers import BatchTransaction, Changed, producer_id
 
 
 class Killed(BaseException):
@@ -21,22 +21,22 @@ def leave_part(
     producer = log.producer(name)
     rows = producer._log.prepared_rows(values, keys, 0, None)
     seen = producer._look(None)
-    account = seen or new_account(producer_id(name), name)
+    state = seen or new_state(producer_id(name), name)
     if seen is None or seen.batch != batch:
-        account = account.with_runs([])._replace(batch=batch)
+        state = state.with_runs([])._replace(batch=batch)
     elif seen.stored:
         rows = producer._left(rows, seen, changed)
-    booking = Booking(producer_id(name), seen, account, rows.count, False)
-    store = Ledger.store
+    transaction = BatchTransaction(producer_id(name), seen, state, rows.count, False)
+    store = ProducerTable.store
 
-    def killed_at_the_end(self: Ledger, number: int, account: Account, *, is_used: bool = True) -> None:
-        if account.state == AT_REST and is_used:
+    def killed_at_the_end(self: ProducerTable, number: int, state: ProducerState, *, is_used: bool = True) -> None:
+        if state.phase == AT_REST and is_used:
             raise Killed
-        store(self, number, account, is_used=is_used)
+        store(self, number, state, is_used=is_used)
 
-    with mock.patch.object(Ledger, "store", killed_at_the_end):
+    with mock.patch.object(ProducerTable, "store", killed_at_the_end):
         try:
-            producer._log.append_booked(rows.chosen(list(range(count))), booking, None, False)
+            producer._log.append_in_transaction(rows.chosen(list(range(count))), transaction, None, False)
         except Killed:
             return
     raise AssertionError("another one was quicker")

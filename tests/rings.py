@@ -22,7 +22,7 @@ HOLDER = bytes(range(1, 49))
 
 
 class Ring:
-    """The memory of one log, and readers and writers over it. It stands in for a `Pair`: a Cursor takes it."""
+    """The memory of one log, and readers and writers over it. It stands in for a `SpoolFiles`: a Cursor takes it."""
 
     path = Path("ring")
     is_closed = False

@@ -229,7 +229,7 @@ def test_records_that_contradict_themselves_are_found(twin: ModuleType, data: st
     bit, bits = data.draw(st.integers(0, 7)), data.draw(st.none() | st.binary(min_size=4, max_size=4))
     ints = (memoryview(pa.array(each, pa.int32()).buffers()[1]).cast("B").cast("i") for each in (keys, values, types))
     key_places, value_places, kinds = (view[: len(view)] for view in ints)
-    fault, found, key, value = twin.survey(
+    fault, found, key, value = twin.check_columns(
         rows, bits, bit, key_places[: rows + 1], 30, value_places[: rows + 1], 30, kinds[:rows], codecs, Codec.MSGPACK
     )
     lies = any(each != sorted(each) or each[0] < 0 or each[-1] > 30 for each in (keys, values))
@@ -246,9 +246,9 @@ def test_offsets_that_go_round_are_found(twin: ModuleType) -> None:
     """Each difference of two of them is a positive number in 32 bits."""
     plain, round = (memoryview(array("i", numbers)) for numbers in ([0] * 5, (0, 1_500_000_000, -2_000_000_000, -1, 20)))
     types, codecs = memoryview(array("i", [0] * 4)), bytes(4)
-    assert twin.survey(4, None, 0, plain, 20, plain, 20, types, codecs, Codec.MSGPACK) == (kvj_py.SOUND, 4, 0, 0)
-    assert twin.survey(4, None, 0, plain, 20, round, 20, types, codecs, Codec.MSGPACK)[0] == kvj_py.OFFSETS
-    assert twin.survey(4, None, 0, round, 20, plain, 20, types, codecs, Codec.MSGPACK)[0] == kvj_py.OFFSETS
+    assert twin.check_columns(4, None, 0, plain, 20, plain, 20, types, codecs, Codec.MSGPACK) == (kvj_py.SOUND, 4, 0, 0)
+    assert twin.check_columns(4, None, 0, plain, 20, round, 20, types, codecs, Codec.MSGPACK)[0] == kvj_py.OFFSETS
+    assert twin.check_columns(4, None, 0, round, 20, plain, 20, types, codecs, Codec.MSGPACK)[0] == kvj_py.OFFSETS
 
 
 def test_the_loops_see_aligned_numbers() -> None:
@@ -545,7 +545,7 @@ def test_gaps_lie_between_batches(history: Journal) -> None:
         assert gathered(log.cursor(bounded=True), most=3) == found
         cursor = log.cursor(bounded=True)
         assert gathered(cursor, bytes=10) == found
-        assert cursor.lost == sum(gap.count for gap in gaps)
+        assert cursor.missed == sum(gap.count for gap in gaps)
         for kind in ("coded", "plain"):
             assert len([one for one in arrow.batches(log.cursor(bounded=True), coded=kind == "coded") if isinstance(one, Gap)]) == 2
         kept = [row for row in found if not isinstance(row, Gap)]

@@ -275,7 +275,7 @@ def test_closing_the_handle_in_another_thread_ends_a_task_that_follows(name: str
         items = case.source.follow_async()
         await anext(items)
         waiting = asyncio.create_task(anext(items))
-        while items._watcher is None or items._watcher._bed._sleeper is None:
+        while items._watcher is None or items._watcher._waiter._sleeper is None:
             await asyncio.sleep(0)
         await asyncio.to_thread(case.close)
         with pytest.raises(Closed):
@@ -293,7 +293,7 @@ def test_closing_an_iteration_in_another_task_ends_it_quietly(name: str, tmp_pat
         items = case.source.follow_async()
         await anext(items)
         waiting = asyncio.create_task(anext(items))
-        while items._watcher is None or items._watcher._bed._sleeper is None:
+        while items._watcher is None or items._watcher._waiter._sleeper is None:
             await asyncio.sleep(0)
         await items.aclose()
         with pytest.raises(StopAsyncIteration):

@@ -24,7 +24,7 @@ CLASSES = [found for _, found in inspect.getmembers(errors, inspect.isclass) if 
         ("LockTimeout", TimeoutError),
         ("NotALog", errors.FormatError),
         ("UnknownVersion", errors.FormatError),
-        ("MismatchedPair", errors.FormatError),
+        ("MismatchedFiles", errors.FormatError),
         ("MissingExtra", ImportError),
         ("Truncated", errors.Corruption),
     ],

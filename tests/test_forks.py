@@ -166,7 +166,7 @@ def test_a_fork_while_another_thread_uses_files_from_before_a_resize_leaves_an_i
     log.append_many([b"a", b"b"])
     items = log.follow(timeout=0)
     assert next(items).value == b"a"
-    before = items.cursor.pair
+    before = items.cursor.files
     kvspool.resize(log.path, capacity="128KiB")
     log.append(b"c")
     holding, forked = threading.Event(), threading.Event()
@@ -188,7 +188,7 @@ def test_a_fork_while_another_thread_uses_files_from_before_a_resize_leaves_an_i
 
 def test_a_fork_while_another_thread_uses_files_from_before_a_resize_leaves_files_that_can_be_closed(log: Spool) -> None:
     items = log.follow(timeout=0)
-    before = items.cursor.pair
+    before = items.cursor.files
     kvspool.resize(log.path, capacity="128KiB")
     log.append(b"a")
     using, forked = threading.Event(), threading.Event()
@@ -204,7 +204,7 @@ def test_a_fork_while_another_thread_uses_files_from_before_a_resize_leaves_file
 
     def child() -> int:
         before.close()
-        return len(before._files)
+        return len(before._descriptors)
 
     wait = start(child, 20)
     forked.set()
@@ -278,9 +278,9 @@ def test_a_log_replaced_since_the_fork_is_not_taken_for_the_old_one(log: Spool, 
         kvspool.create(log.path, capacity=4096).close()
         before = tree(tmp_path)
         for _ in range(2):
-            with pytest.raises(errors.MismatchedPair):
+            with pytest.raises(errors.MismatchedFiles):
                 log.append(b"x")
-            with pytest.raises(errors.MismatchedPair):
+            with pytest.raises(errors.MismatchedFiles):
                 log.read()
         assert tree(tmp_path) == before
 
@@ -380,10 +380,10 @@ def test_a_child_closes_a_handle_in_the_midst_of_an_append_by_another_thread_of_
     assert appending.wait(60)
 
     def child() -> tuple[bool, int]:
-        pair = log._pair
-        assert pair is not None
+        files = log._files
+        assert files is not None
         log.close()
-        return log.closed, len(pair._files)
+        return log.closed, len(files._descriptors)
 
     try:
         wait = start(child, 20)
@@ -395,14 +395,14 @@ def test_a_child_closes_a_handle_in_the_midst_of_an_append_by_another_thread_of_
 
 
 def test_a_fork_inside_the_use_of_files_keeps_them_open_in_the_child_until_its_end(log: Spool) -> None:
-    pair = log._live()
+    files = log._live()
     with ExitStack() as using:
-        using.enter_context(pair.held_open())
+        using.enter_context(files.held_open())
 
         def child() -> tuple[bool, int]:
-            pair.close()
-            is_open = bool(pair._files)
+            files.close()
+            is_open = bool(files._descriptors)
             using.close()
-            return is_open, len(pair._files)
+            return is_open, len(files._descriptors)
 
         assert in_child(child) == (True, 0)

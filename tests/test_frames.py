@@ -1246,27 +1246,27 @@ def test_a_survey_finds_every_run_and_pad_and_erases_what_it_is_told(twin: Modul
     ring = leftover_ring(twin, make_ring)
 
     def found(least: int = 0, split: int = frames.NOTHING) -> list[tuple[int, int, int, int, int]]:
-        survey = twin.FrameSurvey(ring.data, ring.control, SEED)
+        scanner = twin.FrameSurvey(ring.data, ring.control, SEED)
         runs, position = [], 0
-        while survey.next_run(position, 1024, least, split):
-            runs.append((survey.start, survey.position, survey.first, survey.last, survey.frames))
-            position = survey.position if survey.frames else survey.start + frames.HEADER
-        survey.close()
+        while scanner.next_run(position, 1024, least, split):
+            runs.append((scanner.start, scanner.position, scanner.first, scanner.last, scanner.frames))
+            position = scanner.position if scanner.frames else scanner.start + frames.HEADER
+        scanner.close()
         return runs
 
     assert found() == [(0, 288, 10, 12, 3), (288, 480, 3, 4, 2), (480, 960, 15, 19, 5), (960, 1024, 10, 10, 0)]
     assert found(least=11) == [(96, 288, 11, 12, 2), (480, 960, 15, 19, 5)]
     assert found(split=17)[2:] == [(480, 672, 15, 16, 2), (672, 960, 17, 19, 3), (960, 1024, 10, 10, 0)]
-    survey = twin.FrameSurvey(ring.data, ring.control, SEED)
-    assert [survey.place_of(480, 960, sequence) for sequence in (0, 15, 17, 19, 20)] == [480, 480, 672, 864, 960]
+    scanner = twin.FrameSurvey(ring.data, ring.control, SEED)
+    assert [scanner.place_of(480, 960, sequence) for sequence in (0, 15, 17, 19, 20)] == [480, 480, 672, 864, 960]
     before = bytes(ring.data)
-    survey.erase(288, 480, 4)
-    survey.erase(960, 1024, 10)
+    scanner.erase(288, 480, 4)
+    scanner.erase(960, 1024, 10)
     assert found() == [(0, 288, 10, 12, 3), (288, 384, 3, 3, 1), (480, 960, 15, 19, 5)]
     assert bytes(ring.data) == before[:384] + bytes(8) + before[392:960] + bytes(8) + before[968:], "one word each"
-    survey.clear_index()
-    survey.enter_run(1024 + 480, 1024 + 960)
+    scanner.clear_index()
+    scanner.enter_run(1024 + 480, 1024 + 960)
     assert ring.reader(0, 0).entry(0) == (1024 + 480, 15, 7)
     with pytest.raises(Closed):
-        survey.close()
-        survey.next_run(0, 1024, 0, 0)
+        scanner.close()
+        scanner.next_run(0, 1024, 0, 0)

@@ -30,13 +30,13 @@ PUBLIC = [
     "kvspool.spool.reader.SpoolReader",
     "kvspool.engine.iteration.Iteration",
     "kvspool.engine.iteration.Following",
-    "kvspool.spool.pair.Pair",
+    "kvspool.spool.spool_files.SpoolFiles",
     "kvspool.journal.journal.Journal",
     "kvspool.journal.reader.JournalReader",
     "kvspool.journal.segment.Segment",
     "kvspool.producers.Producer",
     "kvspool.queue.queue.ChunkQueue",
-    "kvspool.engine.ledger.Ledger",
+    "kvspool.engine.producer_table.ProducerTable",
     "shard.merge.Merge",
     "shard.producers.ShardProducer",
     "shard.shardset.ShardSet",
@@ -97,9 +97,10 @@ def name_of(kind: Any) -> str:
 
 def test_the_walk_finds_the_handles_that_are_known() -> None:
     assert len(HOLDERS) > 60
-    known = {"kvspool.spool.pair.Pair", "kvspool.queue.chunk.Chunk", "hub.root.lease.ReaderLease", "kvspool.engine.wakeups.Watcher"}
+    known = {"kvspool.spool.spool_files.SpoolFiles", "kvspool.queue.chunk.Chunk", "hub.root.lease.ReaderLease"}
+    known.add("kvspool.engine.wakeups.Watcher")
     assert known <= set(HOLDERS)
-    assert isinstance(HOLDERS["kvspool.spool.pair.Pair"], Found)
+    assert isinstance(HOLDERS["kvspool.spool.spool_files.SpoolFiles"], Found)
 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=name_of)

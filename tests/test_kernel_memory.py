@@ -99,12 +99,12 @@ def test_whatever_stores_refuses_read_only_memory(twin: ModuleType) -> None:
     for store in (lambda: reader.ask_for_bell(1), reader.ring_bell, reader.rouse):
         with pytest.raises(ValueError, match="read-only"):
             store()
-    survey = makers(twin)["FrameSurvey"](data.toreadonly(), control.toreadonly())
+    scanner = makers(twin)["FrameSurvey"](data.toreadonly(), control.toreadonly())
     for change in (
-        lambda: survey.erase(0, 64, 0),
-        lambda: survey.cut(0, 64, 0),
-        survey.clear_index,
-        lambda: survey.enter_run(0, 64),
+        lambda: scanner.erase(0, 64, 0),
+        lambda: scanner.cut(0, 64, 0),
+        scanner.clear_index,
+        lambda: scanner.enter_run(0, 64),
     ):
         with pytest.raises(ValueError, match="read-only"):
             change()

@@ -358,8 +358,8 @@ def test_what_cannot_be_encoded_leaves_nothing(log: Spool) -> None:
 def test_who_may_only_read_decodes_and_can_add_nothing(log: Spool, tmp_path: Path) -> None:
     log.append({"a": 1})
     with kvspool.open(log.path) as reader:
-        assert reader._pair is not None
-        reader._pair.can_write = False
+        assert reader._files is not None
+        reader._files.can_write = False
         assert [record.data for record in reader.read()] == [{"a": 1}]
         with pytest.raises(PermissionError):
             reader.append({"b": 1})

@@ -20,7 +20,7 @@ from hub.security import private
 from kvspool import system
 from kvspool.errors import NameNotDurable
 from kvspool.journal.retention import Retention
-from kvspool.spool.pair import Pair
+from kvspool.spool.spool_files import SpoolFiles
 from kvspool.system import disk
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
@@ -255,10 +255,10 @@ def test_after_a_resize_that_is_killed_before_its_last_flush_the_first_writer_fl
     resizer = start(resize)
     with pytest.raises(Died):
         resizer()
-    assert Pair(path).may_have_moved
+    assert SpoolFiles(path).may_have_moved
     port = DirectoryPort(100)
     with system.replaced(port), kvspool.open(path) as log:
         assert log.capacity == 8192
         assert log.append(b"after") == 10
     assert port.left == 99
-    assert not Pair(path).may_have_moved
+    assert not SpoolFiles(path).may_have_moved

@@ -144,7 +144,7 @@ def test_a_batch_ends_before_a_value_that_cannot_be_decoded(keyed: Spool) -> Non
             arrow.next_batch(cursor, coded=True)
     assert sequences(arrow.next_batch(cursor, coded=True)) == [6, 7, 8, 9]
     assert arrow.next_batch(cursor, coded=True).num_rows == 0
-    assert cursor.lost == 0
+    assert cursor.missed == 0
 
 
 @pytest.mark.parametrize("kind", exchange.FORMATS)

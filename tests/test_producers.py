@@ -19,8 +19,8 @@ from parts import leave_part
 
 import kvspool
 from kvspool import system
-from kvspool.engine import ledger
-from kvspool.engine.ledger import BLOCK, EXPIRY, HOUR, MOST, PIECES, Ledger
+from kvspool.engine import producer_table
+from kvspool.engine.producer_table import BLOCK, EXPIRY, HOUR, MOST, PIECES, ProducerTable
 from kvspool.errors import (
     BatchChanged,
     BatchOutOfOrder,
@@ -450,7 +450,7 @@ def test_what_a_crash_of_the_machine_took_is_not_taken_to_be_there(tmp_path: Pat
             log.producer("lost").append_many(batch(6), batch=6)
             leave_part(log, "part", batch(7), 7, 5)
         for file, image in images.items():
-            if file.name != ledger.NAME:
+            if file.name != producer_table.NAME:
                 file.write_bytes(image)
         with system.replaced(Rebooted()), kvspool.open(path) as log:
             log.append("after the crash")
@@ -472,13 +472,13 @@ def test_a_durable_batch_is_accounted_for_on_disk_before_it_is_published(make: M
 
         class Port(system.Port):
             def write(self, fd: int, data: bytes | bytearray, at: int) -> None:
-                if os.readlink(f"/proc/self/fd/{fd}").endswith(ledger.NAME):
+                if os.readlink(f"/proc/self/fd/{fd}").endswith(producer_table.NAME):
                     steps.append("account")
                 super().write(fd, data, at)
 
             def flush_data(self, fd: int) -> None:
                 name = os.readlink(f"/proc/self/fd/{fd}")
-                steps.append("account on disk" if name.endswith(ledger.NAME) else "records on disk")
+                steps.append("account on disk" if name.endswith(producer_table.NAME) else "records on disk")
                 super().flush_data(fd)
 
             def flush(self, fd: int) -> None:
@@ -503,7 +503,7 @@ def test_the_bytes_of_the_list_are_golden(tmp_path: Path) -> None:
 
     with system.replaced(Port(1_700_000_000_000_000_000)), kvspool.create(tmp_path / "log", capacity=4096) as log:
         log.producer("orders/3").append_many([b"v"] * 3, batch=7)
-    data = (tmp_path / "log" / ledger.NAME).read_bytes()
+    data = (tmp_path / "log" / producer_table.NAME).read_bytes()
     assert len(data) == BLOCK * 129 and not any(data[3 * BLOCK :])
     page = (Path(__file__).parent.parent / "docs" / "formats" / "producers.md").read_text(encoding="utf-8")
     lines = page.split("```")[1].strip().splitlines()
@@ -519,8 +519,8 @@ def test_the_bytes_of_the_list_are_golden(tmp_path: Path) -> None:
 
 def test_the_page_of_the_format_has_its_tables() -> None:
     page = (Path(__file__).parent.parent / "docs" / "formats" / "producers.md").read_text(encoding="utf-8")
-    assert ledger.HEADER.table() in page
-    assert ledger.ACCOUNT.table() in page
+    assert producer_table.HEADER.table() in page
+    assert producer_table.STATE.table() in page
 
 
 @pytest.mark.parametrize(
@@ -535,28 +535,28 @@ def test_the_page_of_the_format_has_its_tables() -> None:
 )
 def test_a_file_that_is_no_list_is_refused_and_never_touched(make: Make, content: bytes, error: type[Exception]) -> None:
     with make() as log:
-        (log.path / ledger.NAME).write_bytes(content)
+        (log.path / producer_table.NAME).write_bytes(content)
         with pytest.raises(error):
             log.producer("a").append_many(["x"], batch=1)
         assert log.append("others go on") == 0
-        assert (log.path / ledger.NAME).read_bytes() == content
+        assert (log.path / producer_table.NAME).read_bytes() == content
 
 
 def test_a_list_of_another_log_is_refused(make: Make) -> None:
     with make() as log, make("other") as other:
         log.producer("a").append_many(["x"], batch=1)
-        (other.path / ledger.NAME).write_bytes((log.path / ledger.NAME).read_bytes())
+        (other.path / producer_table.NAME).write_bytes((log.path / producer_table.NAME).read_bytes())
         with pytest.raises(Corruption, match="is damaged, or of another log"):
             other.producer("a").append_many(["x"], batch=1)
 
 
 def test_a_link_or_a_fifo_in_its_place_is_refused(make: Make, tmp_path: Path) -> None:
     with make() as log:
-        os.mkfifo(log.path / ledger.NAME)
+        os.mkfifo(log.path / producer_table.NAME)
         with pytest.raises((Corruption, OSError)):
             log.producer("a").append_many(["x"], batch=1)
-        (log.path / ledger.NAME).unlink()
-        (log.path / ledger.NAME).symlink_to(tmp_path / "elsewhere")
+        (log.path / producer_table.NAME).unlink()
+        (log.path / producer_table.NAME).symlink_to(tmp_path / "elsewhere")
         with pytest.raises(OSError, match="[Ss]ymbolic"):
             log.producer("a").append_many(["x"], batch=1)
         assert not (tmp_path / "elsewhere").exists()
@@ -567,23 +567,23 @@ def test_whatever_bit_is_flipped_no_record_is_lost_or_doubled_that_was_not_named
     with make() as log:
         for name in ("a", "b"):
             log.producer(name).append_many(batch(1), batch=1)
-        whole = (log.path / ledger.NAME).read_bytes()
+        whole = (log.path / producer_table.NAME).read_bytes()
         choose = random.Random(1)
         for _ in range(300):
             data = bytearray(whole)
             at = choose.randrange(BLOCK, 2 * BLOCK)  # the account of "a"
             data[at] ^= 1 << choose.randrange(8)
-            (log.path / ledger.NAME).write_bytes(data)
+            (log.path / producer_table.NAME).write_bytes(data)
             assert log.producer("b").last == 1
             assert log.producer("a").last in (None, 1)
-            with log.producer("a")._log.ledger() as opened:
+            with log.producer("a")._log.producer_table() as opened:
                 assert opened.damaged() <= 1
         for size in range(0, len(whole), 97):
-            (log.path / ledger.NAME).write_bytes(whole[:size])
+            (log.path / producer_table.NAME).write_bytes(whole[:size])
             try:
                 assert log.producer("b").last in (None, 1)
             except Corruption:
-                assert size < ledger.HEADER.size
+                assert size < producer_table.HEADER.size
         assert log.append("others go on") == 20
 
 
@@ -591,13 +591,13 @@ def test_a_check_of_the_log_tells_what_is_wrong_with_the_list(make: Make) -> Non
     with make() as log:
         log.producer("a").append_many(batch(1), batch=1)
         assert log.verify().is_sound
-        data = bytearray((log.path / ledger.NAME).read_bytes())
+        data = bytearray((log.path / producer_table.NAME).read_bytes())
         data[BLOCK + 100] ^= 1
         data[BLOCK + 400] ^= 1
-        (log.path / ledger.NAME).write_bytes(data)
+        (log.path / producer_table.NAME).write_bytes(data)
         (problem,) = log.verify().problems
-        assert "1 of the producers' accounts are damaged" in problem
-        (log.path / ledger.NAME).write_bytes(b"damaged")
+        assert "1 of the producers' states are damaged" in problem
+        (log.path / producer_table.NAME).write_bytes(b"damaged")
         (problem,) = log.verify().problems
         assert "the list of producers can't be read" in problem
 
@@ -615,7 +615,7 @@ def test_a_word_that_names_no_account_is_taken_back(make: Make, caplog: pytest.L
             producer._log.change(lambda place, _, number=number: place.set_pending(number) or 0)
             log.append(f"then {number}")
         assert producer.append_many(["x"], batch=1).repeated
-        (log.path / ledger.NAME).write_bytes(b"damaged")
+        (log.path / producer_table.NAME).write_bytes(b"damaged")
         producer._log.change(lambda place, _: place.set_pending(1) or 0)
         log.append("the last")
         assert len(values(log)) == 9
@@ -626,18 +626,18 @@ def test_a_list_that_is_full_forgets_who_is_gone_for_days_and_nobody_else(tmp_pa
     with kvspool.create(tmp_path / "log", capacity="64KiB") as log:
         with system.replaced(ClockPort(now)):
             log.producer("first").append_many(["x"], batch=1)
-        account = next(Ledger.open(log.path, log.log_id).accounts())[1]  # type: ignore[union-attr]
+        state = next(ProducerTable.open(log.path, log.log_id).states())[1]  # type: ignore[union-attr]
 
         def fill(place: Any, _: int) -> int:
-            with Ledger.make(place.directory, place.log_id, place.mode) as opened, system.replaced(ClockPort(now + EXPIRY)):
+            with ProducerTable.make(place.directory, place.log_id, place.mode) as opened, system.replaced(ClockPort(now + EXPIRY)):
                 for number in range(1, MOST):
                     assert opened.claim() == number if number % 512 == 0 else True
                     if number >= len(opened):
                         opened.claim()
-                    opened.store(number, account._replace(id=number.to_bytes(16, "big"), name=b"", name_bytes=0))
+                    opened.store(number, state._replace(id=number.to_bytes(16, "big"), name=b"", name_bytes=0))
             return 0
 
-        log.change_accounts(fill)
+        log.change_producers(fill)
         with system.replaced(ClockPort(now + EXPIRY)), pytest.raises(TooManyProducers, match="has 4096 producers"):
             log.producer("one more").append_many(["x"], batch=1)
         with system.replaced(ClockPort(now + EXPIRY + 1)):
@@ -650,8 +650,8 @@ def test_a_list_that_is_full_forgets_who_is_gone_for_days_and_nobody_else(tmp_pa
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """A list has room for eight."""
-    monkeypatch.setattr(ledger, "MOST", 8)
-    monkeypatch.setattr(ledger, "STEP", 4)
+    monkeypatch.setattr(producer_table, "MOST", 8)
+    monkeypatch.setattr(producer_table, "STEP", 4)
 
 
 def test_producers_that_append_nothing_more_make_room_the_oldest_first(make: Make, few: None) -> None:
@@ -714,9 +714,9 @@ def test_an_account_is_never_taken_by_a_newest_place_that_is_damaged(make: Make,
     with make() as log:
         for number in range(8):
             log.producer(f"{number}").append_many(["x"], batch=0)
-        path = log.path / ledger.NAME
+        path = log.path / producer_table.NAME
         with path.open("r+b") as file:
-            file.seek(BLOCK + ledger.PLACE + ledger.ACCOUNT.offset("state"))
+            file.seek(BLOCK + producer_table.PLACE + producer_table.STATE.offset("phase"))
             file.write(b"\0")  # it looks free, and its older place is sound
             file.seek(4 * BLOCK)
             file.write(b"\1" * BLOCK)  # nothing of it is sound
@@ -742,7 +742,7 @@ def test_a_log_that_is_resized_takes_its_producers_along(tmp_path: Path) -> None
         assert log.producer("a").append_many(batch(1), batch=1).repeated
         assert log.producer("b").append_many(batch(2), batch=2).records == 10
         assert values(log) == batch(1) + batch(2)
-        assert oct((tmp_path / "log" / ledger.NAME).stat().st_mode & 0o777) == "0o600"
+        assert oct((tmp_path / "log" / producer_table.NAME).stat().st_mode & 0o777) == "0o600"
 
 
 def test_a_journal_whose_lock_file_was_removed_still_knows_what_was_left(tmp_path: Path) -> None:
@@ -803,7 +803,7 @@ class OnDisk(system.Port):
 
 def after_power_cut(path: Path, content: bytes) -> kvspool.Spool:
     """Open a log whose records have all reached the disk, with this list of producers."""
-    (path / ledger.NAME).write_bytes(content)
+    (path / producer_table.NAME).write_bytes(content)
     with system.replaced(Rebooted()):
         return kvspool.open(path)
 
@@ -814,10 +814,10 @@ def test_after_a_power_cut_a_plain_batch_that_is_gone_is_not_taken_for_whole_bec
         records = {name: (tmp_path / "log" / name).read_bytes() for name in ("spool.dat", "spool.ctl")}
         log.producer("a").append_many([b"1"], batch=1)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(kvspool.Spool, "append_booked", book_and_die)
+            patch.setattr(kvspool.Spool, "append_in_transaction", append_and_die)
             with pytest.raises(KeyboardInterrupt):
                 log.producer("a").append_many([b"2"], batch=2, durable=True)
-        content = (tmp_path / "log" / ledger.NAME).read_bytes()
+        content = (tmp_path / "log" / producer_table.NAME).read_bytes()
     for name, raw in records.items():
         (tmp_path / "log" / name).write_bytes(raw)
     with after_power_cut(tmp_path / "log", content) as log:
@@ -828,21 +828,21 @@ def test_after_a_power_cut_a_plain_batch_that_is_gone_is_not_taken_for_whole_bec
         assert log.producer("a").last == 2
 
 
-def book_and_die(log: Any, batch: Any, booking: Any, timeout: float | None, durable: bool) -> None:
+def append_and_die(log: Any, batch: Any, transaction: Any, timeout: float | None, durable: bool) -> None:
     """As a process that is killed when the list of producers is on disk, and no record is."""
 
     def change(place: Any, next_sequence: int) -> int:
-        with booking.kept(next_sequence, place):
+        with transaction.kept(next_sequence, place):
             raise KeyboardInterrupt
 
-    log.change_accounts(change)
+    log.change_producers(change)
 
 
 def test_after_a_power_cut_records_that_others_appended_behind_a_killed_batch_are_not_taken_for_it(tmp_path: Path) -> None:
     with kvspool.create(tmp_path / "log") as log:
         log.producer("a").append_many([b"0"], batch=0)
         leave_part(log, "a", [b"%d" % number for number in range(10)], 1, 4)
-        port = OnDisk(tmp_path / "log" / ledger.NAME)  # a page may reach the disk at any time, and this one has
+        port = OnDisk(tmp_path / "log" / producer_table.NAME)  # a page may reach the disk at any time, and this one has
         with system.replaced(port):
             log.append_many([b"other"] * 10)
             log.sync()

@@ -116,7 +116,7 @@ def prose_of(page: Path) -> str:
     """Return what is checked of a page: all of it, but for the list of replaced words, and the changes of released versions."""
     text = page.read_text(encoding="utf-8")
     if page == GLOSSARY:
-        return text.partition("## Words in code")[0]
+        return text.partition("## Words in names")[0]
     return text if page.name != "CHANGELOG.md" else re.split(r"\n## ", text)[1]
 
 

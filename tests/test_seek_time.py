@@ -78,7 +78,7 @@ def test_a_seek_to_the_time_of_a_damaged_record_reports_exactly_that_record(kind
         gap = next(items)
         assert (gap.first, gap.last, gap.reason) == (40, 40, "damaged")
         assert next(items).sequence == 41
-        assert items.lost == 1
+        assert items.missed == 1
         assert next(log.read(at(42))).sequence == 42
         assert next(log.read(at(39))).sequence == 39
         with log.reader("reader") as reader:

@@ -1,4 +1,4 @@
-"""The rooms of the packages: which imports which, and that the map in HACKING.md is the tree.
+"""The rooms of the packages: which imports which, and that the map in HACKING.md is the tree; and the names in them.
 
 Imports for type checkers and imports inside of functions count as all others do.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import ast
 import re
+import tokenize
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -42,7 +44,7 @@ IN_ONE_LAYER = {0, 4}  # whose modules import each other, though not in a circle
 UPWARD = {
     ("kvspool.log", "kvspool.transfer.exchange"),
     *(("kvspool.log", f"kvspool.journal.{name}") for name in "archive journal repair retention trim".split()),
-    *(("kvspool.log", f"kvspool.spool.{name}") for name in "repair resize spool".split()),
+    *(("kvspool.log", f"kvspool.spool.{name}") for name in "repair resize stats".split()),
 }
 CIRCULAR: set[Edge] = {
     ("kvspool.journal.format", "kvspool.journal.columns"),
@@ -247,3 +249,67 @@ def test_the_map_names_the_modules_of_each_room(room: str) -> None:
     (text,) = (entry["text"] for entry in ENTRY.finditer(mapped()) if entry["name"] == room)
     names = re.split(r",\s+", re.sub(r"\s+", " ", text).rpartition(": ")[2])
     assert sorted(names) == sorted(modules_in(ROOT / "kvspool" / room))
+
+
+# Names.
+
+# Names with words that the glossary replaces, and public classes of the same name; neither list must become longer. The first ones are of
+# the loops over frames, the next ones are fields of reports, which are keys of JSON, and the last ones of a queue.
+OLD_NAMES = {
+    *"FrameSurvey ask_for_bell ring_bell doze dozed dozing lie_down rise pair new_pair kv_new_pair".split(),
+    *"left_behind written_anew".split(),
+    *"Survey survey".split(),
+}
+TWICE = frozenset(
+    """
+    Batch Cursor Entry Flusher Head Header Index Place Room Rows Shards Sleeper Tail
+    Target
+    """.split()
+)
+
+PART = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+")
+
+
+def replaced_words() -> set[str]:
+    """Return the words that no name may have, from the glossary."""
+    table = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8").partition("## Words in names")[2].partition("\n## ")[0]
+    rows = [line.strip("| ").split(" | ")[0] for line in table.splitlines() if line.startswith("| ")][1:]
+    return {word.strip() for row in rows for word in row.split(",")}
+
+
+def names_in(path: Path) -> set[str]:
+    """Return the names in a file of Python or Cython."""
+    if path.suffix == ".py":
+        with path.open("rb") as file:
+            return {token.string for token in tokenize.tokenize(file.readline) if token.type == tokenize.NAME}
+    return set(re.findall(r"[A-Za-z_]\w*", re.sub(r"#.*", "", path.read_text(encoding="utf-8"))))
+
+
+def words_of(name: str) -> set[str]:
+    """Return the words of a name, in small letters."""
+    return {part.lower() for part in PART.findall(name)}
+
+
+def test_a_name_is_split_at_underscores_and_capitals() -> None:
+    assert words_of("_FrameSurvey_of2HTTPPairs") == {"frame", "survey", "of", "http", "pairs"}
+    assert {"booking", "ledger", "settle"} <= replaced_words()
+
+
+def test_no_name_has_a_word_that_the_glossary_replaces() -> None:
+    replaced = replaced_words()
+    files = [path for suffix in ("py", "pxd") for path in (ROOT / "kvspool").rglob(f"*.{suffix}")]
+    found = {name for path in files for name in names_in(path) if words_of(name) & replaced}
+    assert sorted(found - OLD_NAMES) == []
+    assert sorted(OLD_NAMES - found) == [], "no longer there"
+
+
+def test_no_two_public_classes_have_the_same_name() -> None:
+    classes = Counter(
+        node.name
+        for path in sources().values()
+        for node in ast.parse(path.read_bytes(), path).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and node.name[0].isupper()
+    )
+    twice = {name for name, count in classes.items() if count > 1}
+    assert sorted(twice - TWICE) == []
+    assert sorted(TWICE - twice) == [], "no longer there"

@@ -309,13 +309,13 @@ class HubReader(Handle):
 
 
 class HubReading(Iterator[Any], Handle):
-    """Moves the reader's position with each returned item. `lost` counts sequences in Gaps.
+    """Moves the reader's position with each returned item. `missed` counts sequences in Gaps.
 
     Several iterators of a reader take turns: each begins at the reader's position. `seek` has the same effect, even inside a loop.
     """
 
     def __init__(self, owner: HubReader, limit: int | None, on_gap: OnGap, timeout: float | None, is_bounded: bool) -> None:
-        self.lost = 0
+        self.missed = 0
         self._owner = owner
         self._left = check(limit, on_gap)
         self._on_gap = on_gap
@@ -336,7 +336,7 @@ class HubReading(Iterator[Any], Handle):
                 if self._left > 0:
                     self._left = 0 if self._is_closed else self._left - 1
                 return item
-            self.lost += item.count
+            self.missed += item.count
             if self._on_gap == "raise":
                 raise GapError(item)
             if self._on_gap == "yield":

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from kvspool.cli import options, queues
-from kvspool.cli.lines import Batch, LineReader
+from kvspool.cli.lines import LineBatch, LineReader
 from kvspool.cli.options import BadInput
 from kvspool.cli.summary import Summary
 from kvspool.errors import Unencodable, appended_by
@@ -82,14 +82,14 @@ def shows_progress(fd: int) -> bool:
     return sys.stderr.isatty() and not os.isatty(fd)
 
 
-class Appendable(Protocol[T_co]):
+class LineTarget(Protocol[T_co]):
     """A log that lines can be appended to; T: what `append_many` returns."""
 
     def append_many(self, values: list[Any], *, keys: list[bytes | None], type: int, durable: bool) -> T_co:
         """Append a record for each value; `durable`: return when they are on disk."""
 
 
-def append_batch(log: Appendable[T_co], batch: Batch, arguments: argparse.Namespace) -> T_co:
+def append_batch(log: LineTarget[T_co], batch: LineBatch, arguments: argparse.Namespace) -> T_co:
     """Append the lines of a batch according to the options. Raises BadInput for an invalid one; then none of them is appended."""
     values: list[Any] = []
     keys: list[bytes | None] = []

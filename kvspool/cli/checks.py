@@ -21,7 +21,7 @@ from kvspool import queue, system
 from kvspool.cli import plugins
 from kvspool.engine import making, sizes
 from kvspool.engine.wakeups import CHANGED, Watcher
-from kvspool.errors import Corruption, KvspoolError, LogNotFound, MismatchedPair, NotALog, Unrecovered
+from kvspool.errors import Corruption, KvspoolError, LogNotFound, MismatchedFiles, NotALog, Unrecovered
 from kvspool.journal import Journal
 from kvspool.journal import files as journals
 from kvspool.kernel import frames
@@ -85,7 +85,7 @@ def of_log(path: Path, found: list[ModuleType]) -> Iterator[Check]:
     except NotALog as error:
         is_only_a_place = path.is_dir() and not any(path.glob("*.ctl"))
         yield Check("log", "warn" if is_only_a_place else "fail", str(error), "give the path of a log to check it")
-    except (Corruption, MismatchedPair) as error:
+    except (Corruption, MismatchedFiles) as error:
         rescue = f"kvspool salvage {path} RESCUED copies the sound records"
         if _is_journal(path):
             rescue = f"kvspool verify {path} shows all damage, kvspool repair {path} removes it"
@@ -281,7 +281,7 @@ def _sync_errors(stats: Any) -> Iterator[Check]:
             yield Check("disk", "fail", found, "it takes no more records; copy its records to a new log on a working disk")
 
 
-def _records(log: plugins.Log) -> Iterator[Check]:
+def _records(log: plugins.OpenLog) -> Iterator[Check]:
     """Read all of the log. Only damage is a fault of the stored records; other gaps have other causes."""
     count = 0
     lost: Counter[str] = Counter()

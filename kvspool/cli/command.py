@@ -105,7 +105,7 @@ def main(argv: list[str] | None = None) -> int:
     except OSError as error:
         output.complain(_sentence(error))
         code = 1
-    output.settle()
+    output.set_up()
     return code
 
 

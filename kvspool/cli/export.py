@@ -9,7 +9,7 @@ from pathlib import Path
 
 import kvspool
 from kvspool.cli import options, output, queues
-from kvspool.cli.summary import Progress
+from kvspool.cli.summary import ProgressLine
 from kvspool.transfer import exchange
 
 NAME = "export"
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the file and print a summary."""
-    progress = Progress(shows=sys.stderr.isatty())
+    progress = ProgressLine(shows=sys.stderr.isatty())
     with queues.open_spool(arguments.path) as log:
         try:
             if arguments.file == "-":
@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _export(log: kvspool.Spool, file: object, arguments: argparse.Namespace, progress: Progress) -> exchange.Exported:
+def _export(log: kvspool.Spool, file: object, arguments: argparse.Namespace, progress: ProgressLine) -> exchange.Exported:
     return exchange.export(
         log,
         file,  # type: ignore[arg-type]

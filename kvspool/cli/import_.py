@@ -9,7 +9,7 @@ from pathlib import Path
 import kvspool
 from kvspool.cli import options, output, queues
 from kvspool.cli.options import BadInput
-from kvspool.cli.summary import Progress
+from kvspool.cli.summary import ProgressLine
 from kvspool.opening import v1
 from kvspool.transfer import exchange
 
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Append the records and print a summary."""
-    progress = Progress(shows=sys.stderr.isatty())
+    progress = ProgressLine(shows=sys.stderr.isatty())
     with queues.open_spool(arguments.path) as log:
         try:
             done = _import(log, arguments, lambda count: progress.say(f"imported {count:,} records"))

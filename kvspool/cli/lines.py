@@ -16,7 +16,7 @@ BATCH_BYTES = 1 << 20  # bytes; limits a batch of long lines
 
 
 @dataclass(frozen=True)
-class Batch:
+class LineBatch:
     """Some lines, without their line ends; `first` is the number of the first one, counted from 1."""
 
     first: int
@@ -40,7 +40,7 @@ class LineReader(Handle):
         self._first = 1
         self._rest = bytearray()
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self) -> Iterator[LineBatch]:
         """Yield the batches: when one is full, when the input pauses, and at its end."""
         while True:
             ready, _, _ = select.select([self._fd], [], [], 0 if self._lines else None)
@@ -70,8 +70,8 @@ class LineReader(Handle):
         self._lines.append(line)
         self._bytes += len(line)
 
-    def _take(self) -> Batch:
-        batch = Batch(self._first, self._lines)
+    def _take(self) -> LineBatch:
+        batch = LineBatch(self._first, self._lines)
         self._first += len(self._lines)
         self._lines, self._bytes = [], 0
         return batch

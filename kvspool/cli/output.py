@@ -44,7 +44,7 @@ def prepare() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def settle() -> None:
+def set_up() -> None:
     """Flush the output; if its reader has closed it, discard it, so that the interpreter exits silently."""
     try:
         sys.stdout.flush()

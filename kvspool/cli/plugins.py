@@ -3,7 +3,7 @@
 An entry point names a module with
 
     add_commands(subparsers) -> None     add sub-parsers, each with `set_defaults(run=...)`
-    open_log(path) -> Log | None         optional: open this package's log at the path, None if it isn't its own
+    open_log(path) -> OpenLog | None     optional: open this package's log at the path, None if it isn't its own
     checks() -> Iterable[Check]          optional: its checks for `doctor`
 
 so that `read`, `tail` and `stats` open the logs of all installed packages, while this package imports nothing above it. A failing plugin
@@ -29,7 +29,7 @@ from kvspool.options import Isolation, OnGap, Start
 GROUP = "kvspool.commands"
 
 
-class Log(Protocol):
+class OpenLog(Protocol):
     """The interface of a log that the commands need, of any package.
 
     `stats` returns a `msgspec.Struct`, or a list of them for a log of several logs. Records are `kvspool.Record`, or a subclass whose
@@ -85,7 +85,7 @@ def checks(plugins: list[ModuleType]) -> Iterator[Any]:
 
 
 @contextmanager
-def opened(path: Path, plugins: list[ModuleType]) -> Iterator[Log]:
+def opened(path: Path, plugins: list[ModuleType]) -> Iterator[OpenLog]:
     """Open the log at `path`, kvspool's or a plugin's, for the `with` block. Raises the errors of `kvspool.open` if no plugin knows it."""
     log = _open(path, plugins)
     try:
@@ -94,7 +94,7 @@ def opened(path: Path, plugins: list[ModuleType]) -> Iterator[Log]:
         log.close()
 
 
-def _open(path: Path, plugins: list[ModuleType]) -> Log:
+def _open(path: Path, plugins: list[ModuleType]) -> OpenLog:
     try:
         return QueueLog(queue.open(path)) if queue.is_queue(path) else kvspool.open(path)
     except NotALog:
@@ -105,11 +105,11 @@ def _open(path: Path, plugins: list[ModuleType]) -> Log:
         raise
 
 
-def _ask(plugin: ModuleType, path: Path) -> Log | None:
+def _ask(plugin: ModuleType, path: Path) -> OpenLog | None:
     """Return the plugin's log at `path`. Damage of its own log, and errors of the system, are reported to the user; its bugs aren't."""
     open_log = getattr(plugin, "open_log", None)
     try:
-        log: Log | None = None if open_log is None else open_log(path)
+        log: OpenLog | None = None if open_log is None else open_log(path)
         return log
     except NotALog:
         return None

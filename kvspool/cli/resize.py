@@ -8,7 +8,7 @@ import sys
 import kvspool
 from kvspool.cli import options, output
 from kvspool.cli.options import BadInput
-from kvspool.cli.summary import Progress
+from kvspool.cli.summary import ProgressLine
 from kvspool.engine import sizes
 
 NAME = "resize"
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Resize the log and print the result."""
     options.refuse_journal(arguments.path, "it has no capacity; kvspool trim removes its oldest segments")
-    progress = Progress(shows=sys.stderr.isatty())
+    progress = ProgressLine(shows=sys.stderr.isatty())
     try:
         done = kvspool.resize(
             arguments.path,

@@ -12,7 +12,7 @@ from kvspool.cli import output
 PATIENCE = 1.0  # seconds before the growing count is shown
 
 
-class Progress:
+class ProgressLine:
     """A line on stderr with the progress of a long operation; nothing without a terminal, or if it is quick."""
 
     def __init__(self, *, shows: bool) -> None:
@@ -46,7 +46,7 @@ class Summary:
         self.count = 0
         self.first: int | None = None
         self.last: int | None = None
-        self._progress = Progress(shows=shows_progress)
+        self._progress = ProgressLine(shows=shows_progress)
 
     def add(self, sequences: range) -> None:
         """Add a batch."""

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from kvspool.cli import options, output, plugins
-from kvspool.cli.plugins import Log
+from kvspool.cli.plugins import OpenLog
 from kvspool.errors import GapError, KvspoolError
 from kvspool.options import Start
 from kvspool.record import Gap
@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _last(log: Log, stats: Any, count: int, isolation: dict[str, Any]) -> tuple[deque[Any], Exception | None]:
+def _last(log: OpenLog, stats: Any, count: int, isolation: dict[str, Any]) -> tuple[deque[Any], Exception | None]:
     """Return the last `count` present records and Gaps, and the error that prevents reading on from there, if there is one."""
     last: deque[Any] = deque()
     failure: Exception | None = None

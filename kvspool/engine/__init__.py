@@ -1,1 +1,1 @@
-"""What spools, journals and queues are built on."""
+"""The parts that spools, journals and queues share."""

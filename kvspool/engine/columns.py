@@ -62,9 +62,9 @@ class Columns:
         self.key_offsets, self.keys = offsets_of(self._key) if has_keys else (zeros(1), b"")
         self.value_offsets, self.values = offsets_of(self._value)
         self._types = cast_column(batch, "type", pa.uint8()).fill_null(0) if "type" in batch.schema.names else None
-        self._timestamps = self._settled(times_of(batch)) if "timestamp" in batch.schema.names else None
+        self._timestamps = self._without_nulls(times_of(batch)) if "timestamp" in batch.schema.names else None
 
-    def _settled(self, found: pa.Array) -> pa.Array:
+    def _without_nulls(self, found: pa.Array) -> pa.Array:
         """Return the timestamps, int64, without nulls: -1 means now."""
         least, most = pc.min_max(found).as_py().values()
         if least is not None and least < 0:

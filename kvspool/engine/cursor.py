@@ -42,11 +42,11 @@ class Waiter(Protocol):
 class Cursor(Handle, ABC):
     """Moves over a log, and turns the records that it can't return into Gaps. It takes no lock.
 
-    lost: how many sequences were in Gaps so far.
+    missed: how many sequences were in Gaps so far.
     """
 
     AT_ONCE: ClassVar[int]  # records that an iteration fetches at once
-    lost: int
+    missed: int
 
     @property
     @abstractmethod

@@ -33,9 +33,9 @@ class AsyncFollowing(AsyncIterator[Any], Handle):
         self._watched: object = None  # the cursor's files that it watches
 
     @property
-    def lost(self) -> int:
+    def missed(self) -> int:
         """Return how many sequences were in Gaps so far."""
-        return self._reading.lost
+        return self._reading.missed
 
     async def __anext__(self) -> Any:
         try:

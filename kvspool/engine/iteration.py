@@ -46,7 +46,7 @@ T = TypeVar("T")
 class Iteration(Iterator[Any], Handle):
     """Iterates over the records that a cursor has now, and over Gaps according to `on_gap`.
 
-    "raise": GapError, and the next call continues after it. "yield": the Gap instead of the records. "skip": only counted, in `lost`. Not
+    "raise": GapError, and the next call continues after it. "yield": the Gap instead of the records. "skip": only counted, in `missed`. Not
     to be shared between threads.
     """
 
@@ -62,9 +62,9 @@ class Iteration(Iterator[Any], Handle):
         self._why = ""  # why the iteration ended, if its handle was closed
 
     @property
-    def lost(self) -> int:
+    def missed(self) -> int:
         """Return how many sequences were in Gaps so far."""
-        return self.cursor.lost
+        return self.cursor.missed
 
     @property
     def is_over(self) -> bool:
@@ -191,7 +191,7 @@ class Iteration(Iterator[Any], Handle):
         self._batch.rise()
         self._batch.clear()
         before, self.cursor = self.cursor, cursor
-        cursor.lost = before.lost
+        cursor.missed = before.missed
         before.close()
 
     def _release_closed(self) -> None:

@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from kvspool import system
-from kvspool.engine import ledger, locks
+from kvspool.engine import locks, producer_table
 from kvspool.errors import DO_NOT_REPEAT, Corruption, KvspoolError, LogVanished, OutOfRange, Poisoned, Reentered, say_what_is_stored
 from kvspool.journal.control import MAGIC, NOT_BEGUN, Control, Page, flush_noted
-from kvspool.journal.damage import find_behind
+from kvspool.journal.damage import find_after
 from kvspool.journal.format import LAST_SEQUENCE, WHOLE, Before, Format, Rows, Scan
 from kvspool.journal.segment import Archived
 from kvspool.journal.segments import Segment, Segments
@@ -65,23 +65,23 @@ class Torn(msgspec.Struct, frozen=True):
     data: bytes
 
 
-class Accounts:
-    """Updates of producers' accounts at the end of a journal; see `kvspool.engine.ledger`."""
+class ProducerStates:
+    """Updates of producers' states at the end of a journal; see `kvspool.engine.producer_table`."""
 
     def __init__(self, directory: Path, log_id: Callable[[], bytes]) -> None:
         self._directory = directory
         self._log_id = log_id
 
-    def settle(self, control: Control, next_sequence: int) -> None:
+    def resolve(self, control: Control, next_sequence: int) -> None:
         """Under the append lock: note how much was appended of a batch of a killed process."""
-        ledger.settle(self._directory, self._log_id(), control.pending - 1, next_sequence)
+        producer_table.resolve(self._directory, self._log_id(), control.pending - 1, next_sequence)
         control.set_pending(0)
 
     def restarted(self, end: int) -> None:
         """Under the append lock, after a restart of the machine: the journal continues at this sequence, so all later records are lost."""
-        if system.port.look_up(self._directory / ledger.NAME) is None:
+        if system.port.look_up(self._directory / producer_table.NAME) is None:
             return  # the journal's id isn't needed then, either
-        ledger.restarted(self._directory, self._log_id(), ledger.before(end))
+        producer_table.restarted(self._directory, self._log_id(), producer_table.before(end))
 
 
 class Appender(Handle):
@@ -96,13 +96,13 @@ class Appender(Handle):
         torn: list[Torn],
         room: Room | None = None,
         on_roll: OnRoll | None = None,
-        accounts: Accounts | None = None,
+        producers: ProducerStates | None = None,
     ) -> None:
         """Keep the original's writer out, and find the end; bytes cut for that are added to `torn`. Raises LockTimeout, Corruption,
         Poisoned, or the system's OSError.
 
         room: called before anything is written. on_roll: called under the append lock, with the sequence of the next record, after a
-        segment was begun; must not raise. accounts: of the journal's producers.
+        segment was begun; must not raise. producers: their states.
         """
         self.format: Format = segments.format
         self.segments = segments
@@ -114,7 +114,7 @@ class Appender(Handle):
         self._segment: Segment | None = None
         self._thread = 0  # the thread that holds the append lock through this handle
         self._on_roll = on_roll
-        self._accounts = accounts
+        self._producers = producers
         self._identity = system.port.identity(segments.directory)
         self._renewals = 0  # of the lock file, at the last check that the journal is still in place
         control.enter(timeout)
@@ -124,7 +124,7 @@ class Appender(Handle):
         """Do as `locked`, for work that needs the end of the journal, and its last segment open."""
 
         def step() -> T:
-            result = work(self._settled_end())
+            result = work(self._resolved_end())
             self._tell()
             return result
 
@@ -181,11 +181,11 @@ class Appender(Handle):
             self._refuse_another()
             self._renewals = self.control.renewals
 
-    def _settled_end(self) -> Page:
+    def _resolved_end(self) -> Page:
         """Return the end of the journal, after fixing all leftovers of a killed writer."""
         page = self._find_end()
-        if self._accounts is not None and self.control.pending:
-            self._accounts.settle(self.control, page.next_sequence)
+        if self._producers is not None and self.control.pending:
+            self._producers.resolve(self.control, page.next_sequence)
         return page
 
     def _tell(self) -> None:
@@ -326,8 +326,8 @@ class Appender(Handle):
         base = bases[-1]
         segment = self._open(base)
         if segment is None and isinstance(archived := self.segments.get(base), Archived):
-            behind = self._behind(archived)
-            return self._begin(self._end_of(self._timed(page), behind))
+            after = self._after(archived)
+            return self._begin(self._end_of(self._timed(page), after))
         if segment is None:
             raise LogVanished(f"{self.segments.path_of(base)} was removed at this moment; try again")
         size = segment.size()
@@ -338,8 +338,8 @@ class Appender(Handle):
             self._flush(segment, page)
             disk.flush_directory(segment.path.parent)
         sequence = base
-        is_told = is_ours and base == page.base and begin <= page.end <= size  # of all records before `page.end`
-        if is_told:
+        is_reported = is_ours and base == page.base and begin <= page.end <= size  # of all records before `page.end`
+        if is_reported:
             begin, sequence = page.end, page.next_sequence
         found = last_whole(self.format, segment, begin, sequence, size)
         if page.magic == MAGIC and not is_ours:
@@ -348,7 +348,7 @@ class Appender(Handle):
             if found.stop != WHOLE and (begin != page.end or not is_ours):  # a killed writer doesn't change the start of frames
                 self._refuse_to_lose(segment, found, size)
             self._cut(segment, found, size)
-        if found.latest == NO_TIME and not is_told:
+        if found.latest == NO_TIME and not is_reported:
             page = self._timed(page)
         # Records lost in a restart may have been read: later ones get no earlier time.
         page = page._replace(last_timestamp=max(page.last_timestamp, found.latest))
@@ -366,8 +366,8 @@ class Appender(Handle):
 
     def _end_of(self, page: Page, base: int, end: int = NOT_BEGUN, sequence: int | None = None) -> Page:
         """Return the page with the end that was found; after a restart of the machine later records are known to be lost."""
-        if self._accounts is not None and page.boot != self.control.boot_id:
-            self._accounts.restarted(base if sequence is None else sequence)
+        if self._producers is not None and page.boot != self.control.boot_id:
+            self._producers.restarted(base if sequence is None else sequence)
         return self._page(page, base, end, sequence)
 
     def _timed(self, page: Page) -> Page:
@@ -378,14 +378,14 @@ class Appender(Handle):
         """Raise Corruption if sound frames seem to follow the damage: then it is no torn end, and only the operator may remove bytes."""
         if self.format.end_in(segment, found.size, size) is not None:
             return  # it has searched for the last sound frame itself
-        behind = find_behind(self.segments, segment, found, size, None)
-        if behind is not None:
+        after = find_after(self.segments, segment, found, size, None)
+        if after is not None:
             raise Corruption(
                 f"{segment.path}: byte {found.size} is damaged, where sequence {found.sequence} should be, and after it, at byte "
-                f"{behind[0]}, records continue; nothing was changed. kvspool repair removes the damage and keeps the rest"
+                f"{after[0]}, records continue; nothing was changed. kvspool repair removes the damage and keeps the rest"
             )
 
-    def _behind(self, archived: Archived) -> int:
+    def _after(self, archived: Archived) -> int:
         """Return the sequence after an archive that is the last segment, since later ones were removed, or not copied."""
         found = walk(self.format, archived, self.segments.begin_of(archived), archived.base, archived.size())
         if found.size < archived.size():

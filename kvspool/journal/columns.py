@@ -34,7 +34,7 @@ class JournalColumns(Columns):
         self._codec = check_codec(codec)
         self._codecs = _codecs(batch) if "codec" in batch.schema.names else None
 
-    def _settled(self, found: pa.Array) -> pa.Array:
+    def _without_nulls(self, found: pa.Array) -> pa.Array:
         return not_ahead(found, pc.max(found).as_py())
 
     @property
@@ -130,7 +130,7 @@ class Records:
         if bits is not None and 8 * len(bits) < keys.offset + self.rows:
             raise ValueError("column key has a bitmap that is too short")
         self._times, kinds, marks = _fixed(times, "q", "timestamp"), _fixed(types, "i", "type"), _fixed(codecs, "B", "codec")
-        fault, found, self.longest_key, self.longest_value = kvj.survey(
+        fault, found, self.longest_key, self.longest_value = kvj.check_columns(
             self.rows, bits, keys.offset, key_offsets, len(key_data), value_offsets, len(value_data), kinds, marks, Codec.MSGPACK
         )
         if fault:

@@ -79,7 +79,7 @@ class Page(NamedTuple):
 
 
 PAGE = Layout(Page)
-PENDING_AT = 112  # after the page: number + 1 of the account of a batch that is being appended (u32), and its complement; zeros: none
+PENDING_AT = 112  # after the page: number + 1 of the state of a batch that is being appended (u32), and its complement; zeros: none
 _PENDING = struct.Struct("<2I")
 ERROR_AT = 120  # after that: errno of a failed flush in this boot of the machine, as the word returned by `error_word`; 0: none
 CONTENT = 128  # bytes of the file
@@ -256,8 +256,8 @@ class Control(Handle):
         there = system.port.look_up(path)
         is_there = there is not None and (there.st_ino, there.st_dev) == (status.st_ino, status.st_dev)
         below = system.port.locked_from(self.fd, USED_AT, byte - USED_AT) if byte > USED_AT else -1
-        behind = system.port.locked_from(self.fd, byte + 1, USED_AT + USED - byte)
-        return is_there and below < 0 and behind < 0
+        after = system.port.locked_from(self.fd, byte + 1, USED_AT + USED - byte)
+        return is_there and below < 0 and after < 0
 
     def _close_tail(self) -> None:
         tail, group = self.tail, self.group
@@ -291,11 +291,11 @@ class Control(Handle):
             page = _joined(page, tail.found(), tail.synced())
         else:
             page = with_tail(page, self.path, self.boot_id)
-        error = page.sync_error or _error_behind(data) or (0 if tail is None else tail.error())
+        error = page.sync_error or _error_after(data) or (0 if tail is None else tail.error())
         return page._replace(magic=MAGIC, sync_error=error) if error else page
 
     def set_pending(self, number: int) -> None:
-        """Under the append lock: mark that a producer's batch is being appended (number + 1 of its account), or none (0)."""
+        """Under the append lock: mark that a producer's batch is being appended (number + 1 of its state), or none (0)."""
         if self.tail is not None:
             self.tail.tell_elsewhere()
         self.pending = number
@@ -308,7 +308,7 @@ class Control(Handle):
             tail.tell_elsewhere()
         is_doubtful = before is None or self.boot_id != before.boot or self.boot_id != page.boot
         if is_doubtful or (before is not None and page.next_sequence < before.next_sequence):
-            self._turn_back()
+            self._note_rewind()
         if page.sync_error:
             self.note_error(page.sync_error)
         elif before is not None and before.sync_error:  # all was written again
@@ -316,11 +316,11 @@ class Control(Handle):
         self._page = page
         system.port.write(self.fd, pack(page), 0)
 
-    def _turn_back(self) -> None:
+    def _note_rewind(self) -> None:
         """Under the append lock: mark that the journal's end may have moved back. Raises OSError if other handles might not notice."""
         before = self._page
         if self.tail is not None:
-            self.tail.turn_back()
+            self.tail.note_rewind()
         elif before is None or before.boot in (self.boot_id, NO_RUN):  # the tail of an earlier boot is invalid
             _void_tail(self.path)
 
@@ -351,7 +351,7 @@ class Control(Handle):
         if page.end == NOT_BEGUN or page.sync_error or self.pending:
             return False
         end = (page.base, page.end, page.next_sequence, page.last_timestamp, page.synced_sequence)
-        if tail.found() != end or not tail.is_told():
+        if tail.found() != end or not tail.is_valid():
             tail.tell(*end)
         return True
 
@@ -442,11 +442,11 @@ def with_tail(page: Page, path: Path, boot_id: bytes) -> Page:
 
 def with_error(page: Page, data: bytes) -> Page:
     """Return the page of a lock file with this content, with the error of a flush that only the word after it has."""
-    error = 0 if page.sync_error else _error_behind(data)
+    error = 0 if page.sync_error else _error_after(data)
     return page._replace(sync_error=error) if error else page
 
 
-def _error_behind(data: bytes) -> int:
+def _error_after(data: bytes) -> int:
     """Return the errno of a failed flush in this boot of the machine, from the content of a lock file; 0: none."""
     word = int.from_bytes(data[ERROR_AT:CONTENT], "little")
     return tails.error_in(_seed_of_run(system.port.boot_id()), word) if word else 0
@@ -502,12 +502,12 @@ def is_appended_to(path: Path, fd: int) -> bool:
 
 
 def _void_tail(path: Path) -> None:
-    """Do as `Tail.turn_back` in the tail's file of a lock file, under the append lock."""
+    """Do as `Tail.note_rewind` in the tail's file of a lock file, under the append lock."""
 
     def words(fd: int) -> dict[int, int]:
-        turns = int.from_bytes(system.port.read(fd, 8, 8 * tails.TURNS), "little")
+        rewinds = int.from_bytes(system.port.read(fd, 8, 8 * tails.REWINDS), "little")
         copies = (tails.COPIES, tails.COPIES + tails.COPY_WORDS)
-        return {**{at + tails.CHECK: 0 for at in copies}, tails.TURNS: (turns + tails.STEP) & tails.WORD}
+        return {**{at + tails.CHECK: 0 for at in copies}, tails.REWINDS: (rewinds + tails.STEP) & tails.WORD}
 
     _store_in_tail(path, words)
 

@@ -65,7 +65,7 @@ class Cursor(cursor.Cursor):
         self.limit = limit
         self.segments = segments
         self.end = end
-        self.lost = 0
+        self.missed = 0
         self.base, self.position, self._first, there = place
         self.sequence = self._first if there < 0 else there
         self._data = b""  # read ahead, from `position` on
@@ -104,7 +104,7 @@ class Cursor(cursor.Cursor):
         while most > 0:
             gap = self._step(most, take)
             if gap is not None:
-                self.lost += gap.count
+                self.missed += gap.count
                 return gap
             if taken or not self._has_more:
                 break
@@ -116,11 +116,11 @@ class Cursor(cursor.Cursor):
 
     def mark(self) -> tuple[int, int, int, int, bool]:
         """Return the argument with which `go_back` returns here."""
-        return self.base, self.position, self.sequence, self.lost, self._is_entered
+        return self.base, self.position, self.sequence, self.missed, self._is_entered
 
     def go_back(self, mark: tuple[int, int, int, int, bool]) -> None:
         """Return to where the cursor was when `mark` was called."""
-        self.base, self.position, self.sequence, self.lost, self._is_entered = mark
+        self.base, self.position, self.sequence, self.missed, self._is_entered = mark
         self._data = b""
 
     def _go_on_taking(self, most: int, take: Take) -> bool:
@@ -192,14 +192,14 @@ class Cursor(cursor.Cursor):
         Corruption.
         """
         later = self._later()
-        behind = self._behind(segment, self.sequence - 1, later[0] if later else LAST_SEQUENCE)
-        if behind is None:
+        after = self._after(segment, self.sequence - 1, later[0] if later else LAST_SEQUENCE)
+        if after is None:
             if later:
                 return self._go_on("damaged")
             self.segments.begin_of(segment)
             return None
-        self.position, self._is_entered = behind[0], True
-        return self._gap_to(behind[1], "damaged")
+        self.position, self._is_entered = after[0], True
+        return self._gap_to(after[1], "damaged")
 
     def _wait_for_more(self, segment: Segment, size: int) -> Gap | None:
         """The segment, of `size` bytes, ends before the expected sequence."""
@@ -277,22 +277,22 @@ class Cursor(cursor.Cursor):
         """The bytes here are not the next frame: continue at a later one. `found`: the sequence of the frame at this position."""
         later = self._later()
         until = later[0] if later else LAST_SEQUENCE
-        behind = self._behind_damage(segment, until) if found is None else self._behind_jump(segment, found)
-        if behind is None or (later and behind[1] > later[0]):
+        after = self._after_damage(segment, until) if found is None else self._after_jump(segment, found)
+        if after is None or (later and after[1] > later[0]):
             if not later:
                 raise self._corruption(segment)
             return self._go_on("damaged")
-        is_left_out = self.segments.format.may_leave_out and behind[0] == self.position
+        is_left_out = self.segments.format.may_leave_out and after[0] == self.position
         self._data = b""
-        self.position = behind[0]
-        return self._gap_to(behind[1], "missing" if is_left_out else "damaged")
+        self.position = after[0]
+        return self._gap_to(after[1], "missing" if is_left_out else "damaged")
 
-    def _behind_damage(self, segment: Segment, until: int) -> tuple[int, int] | None:
+    def _after_damage(self, segment: Segment, until: int) -> tuple[int, int] | None:
         """Return where to continue after bytes that are no frame, and the next sequence there."""
-        found = self._behind(segment, self.sequence, until)
-        return self.segments.format.behind_damage(self.position, self.sequence) if found is None else found
+        found = self._after(segment, self.sequence, until)
+        return self.segments.format.after_damage(self.position, self.sequence) if found is None else found
 
-    def _behind(self, segment: Segment, sequence: int, until: int) -> tuple[int, int] | None:
+    def _after(self, segment: Segment, sequence: int, until: int) -> tuple[int, int] | None:
         """Return the position of the next sound frame with a sequence above `sequence` and below `until`: up to the end of the segment."""
         size = CHUNK
         while True:
@@ -304,15 +304,15 @@ class Cursor(cursor.Cursor):
                 return None
             size *= 4
 
-    def _behind_jump(self, segment: Segment, found: int) -> tuple[int, int] | None:
+    def _after_jump(self, segment: Segment, found: int) -> tuple[int, int] | None:
         """Return where to continue after, or at, a frame with another sequence, and the next sequence there."""
         form = self.segments.format
         data = segment.read(self.position, CHUNK)
         need = form.pass_over(data, found, found + 1).need if found < LAST_SEQUENCE else 0
         if CHUNK < need + CHUNK <= segment.size() - self.position:
             data = segment.read(self.position, need + CHUNK)
-        behind = form.behind_jump(data, self.sequence, found)
-        return None if behind is None else (self.position + behind[0], behind[1])
+        after = form.after_jump(data, self.sequence, found)
+        return None if after is None else (self.position + after[0], after[1])
 
     def _corruption(self, segment: Segment) -> Corruption:
         return Corruption(

@@ -81,36 +81,36 @@ def examine(segments: Segments, segment: Segment, size: int, until: int | None, 
         position, sequence = found.size, found.sequence
         if position >= size:
             break
-        behind = find_behind(segments, segment, found, size, until)
-        if behind is None:
+        after = find_after(segments, segment, found, size, until)
+        if after is None:
             if found.stop == SHORT and until is None:
                 return Examined(runs, damaged, position, sequence, size - position)
             damaged.append(SegmentDamage(position, size - position, sequence, (until or sequence) - 1, segment=name))
             return Examined(runs, damaged, position, sequence, 0)
-        damaged.append(SegmentDamage(position, behind[0] - position, sequence, behind[1] - 1, segment=name))
-        position, sequence = behind
+        damaged.append(SegmentDamage(position, after[0] - position, sequence, after[1] - 1, segment=name))
+        position, sequence = after
     if until is not None and sequence < until:
         damaged.append(SegmentDamage(position, 0, sequence, until - 1, segment=name))
     return Examined(runs, damaged, position, sequence, 0)
 
 
-def find_behind(segments: Segments, segment: Segment, found: Scan, size: int, until: int | None) -> tuple[int, int] | None:
+def find_after(segments: Segments, segment: Segment, found: Scan, size: int, until: int | None) -> tuple[int, int] | None:
     """Return where a segment continues after bytes that are no frame, or not the next one, and with which sequence; None if that can't be
     known.
 
     found: the scan that stopped there, `size` being the byte.
     """
     format = segments.format
-    told = format.behind_damage(found.size, found.sequence)
-    if told is not None:
-        return told if told[0] <= size else None
+    known = format.after_damage(found.size, found.sequence)
+    if known is not None:
+        return known if known[0] <= size else None
     last = LAST_SEQUENCE if until is None else until
     if found.stop == JUMPED:
         data = segment.read(found.size, min(size - found.size, CHUNK))
         need = format.pass_over(data, found.need, found.need + 1).need if found.need < LAST_SEQUENCE else 0
         if len(data) < need + CHUNK <= size - found.size:
             data = segment.read(found.size, need + CHUNK)
-        jump = format.behind_jump(data, found.sequence, found.need)
+        jump = format.after_jump(data, found.sequence, found.need)
         if jump is not None and jump[1] <= last and jump[1] - found.sequence <= size:
             return found.size + jump[0], jump[1]
     length = CHUNK

@@ -74,7 +74,7 @@ class Flusher(Handle):
     def __init__(self, journal: JournalHandle) -> None:
         self._journal = journal
         self._target: Target | None = None
-        self._turn: Any = threading.RLock()  # without a tail, one thread at a time flushes
+        self._flush_turn: Any = threading.RLock()  # without a tail, one thread at a time flushes
         self._leader = 0  # that thread
 
     def sync(self, timeout: float) -> int:
@@ -98,7 +98,7 @@ class Flusher(Handle):
         """
         tail, target = held.tail, self._target
         found = None if tail is None else tail.found()
-        if tail is None or found is None or target is None or not tail.is_told():
+        if tail is None or found is None or target is None or not tail.is_valid():
             return None
         base, path, device, number = target.place
         with suppress(OSError, Closed):  # another thread may be reopening the lock file
@@ -169,27 +169,27 @@ class Flusher(Handle):
 
     def _flush_alone(self, held: Control, sequence: int, patience: Patience) -> int:
         """Without a tail: when no other thread flushes, flush under the flush lock, unless it was done. Return the synced sequence."""
-        thread, turn = threading.get_ident(), self._turn
+        thread, lock = threading.get_ident(), self._flush_turn
         if self._leader == thread:
             raise Reentered(flushing.REENTERED)
         try:
-            if not turn.acquire(timeout=min(patience.left, threading.TIMEOUT_MAX)):
+            if not lock.acquire(timeout=min(patience.left, threading.TIMEOUT_MAX)):
                 raise LockTimeout(f"{self._journal.path}: another thread is still flushing")
             self._leader = thread
             return self._flush_locked(held, sequence, patience)
         finally:
             try:
-                self._give_turn(turn, thread)
+                self._free(lock, thread)
             except BaseException:  # from a signal handler, perhaps before the others could continue
-                self._give_turn(turn, thread)
+                self._free(lock, thread)
                 raise
 
-    def _give_turn(self, turn: Any, thread: int) -> None:
+    def _free(self, lock: Any, thread: int) -> None:
         """Let other threads flush, if this one holds the thread lock."""
         if self._leader == thread:
             self._leader = 0
         with suppress(RuntimeError):  # it doesn't
-            turn.release()
+            lock.release()
 
     def _flush_locked(self, held: Control, sequence: int, patience: Patience) -> int:
         """Take the flush lock, and flush unless that was done. Return the synced sequence."""
@@ -213,9 +213,9 @@ class Flusher(Handle):
     def close(self) -> None:
         """Close all files, and in a forked child forget the state of the parent's threads."""
         self._target = None
-        self._turn, self._leader = threading.RLock(), 0
+        self._flush_turn, self._leader = threading.RLock(), 0
 
-    def settle(self, sequence: int) -> None:
+    def flush_for_commit(self, sequence: int) -> None:
         """Flush the records below a sequence if they may not be on disk, for a reader that is about to commit it.
 
         Takes no lock, since the original may be writing. Raises Poisoned.
@@ -252,10 +252,10 @@ class Flusher(Handle):
         """
         journal = self._journal
 
-        def turns() -> tuple[int, int]:
-            return journal.generation(), 0 if held.tail is None else held.tail.turns()
+        def rewinds() -> tuple[int, int]:
+            return journal.generation(), 0 if held.tail is None else held.tail.rewinds()
 
-        page, segment, before = journal.under_lock(patience.left, lambda appender, page: (page, appender.reopened(page), turns()))
+        page, segment, before = journal.under_lock(patience.left, lambda appender, page: (page, appender.reopened(page), rewinds()))
         try:
             self._flush_data(held, segment, patience)
             ends_blank = not any(segment.read(max(0, page.end - BLANK), BLANK))
@@ -266,7 +266,7 @@ class Flusher(Handle):
             covered = min(page.next_sequence, now.next_sequence)
             if now.synced_sequence >= covered:
                 return now.synced_sequence
-            if before != turns():
+            if before != rewinds():
                 return None
             appender.control.write(now._replace(synced_sequence=covered))
             return covered

@@ -165,7 +165,7 @@ def find(path: Path, format: str | None = None, limits: dict[str, int] | None = 
         if chosen is not None and chosen.format == name and known.lies_at(path, is_sure=True):
             _check_limits(known, chosen, path)
             _refuse_unknown(known, limits or {})
-            return known(**known.settled(chosen.limits, limits or {})), chosen
+            return known(**known.chosen_limits(chosen.limits, limits or {})), chosen
         if chosen is None and known.lies_at(path, is_sure=format is not None):
             _refuse_unknown(known, limits or {})
             return known(**(limits or {})), Settings(format=name)

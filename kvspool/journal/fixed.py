@@ -295,7 +295,7 @@ class FixedCursor(Cursor):
     def _fetch(self, most: int, make: Callable[..., Any] | None, items: list[Any]) -> Gap | None:
         """Fetch as every journal does. Raises Truncated if items returned before were removed since."""
         while True:
-            before, had, lost = Place(self.base, self.position, self.sequence), len(items), self.lost
+            before, had, missed = Place(self.base, self.position, self.sequence), len(items), self.missed
             try:
                 gap = super()._fetch(most, make, items)
             except KvspoolError:
@@ -312,7 +312,7 @@ class FixedCursor(Cursor):
                     return gap
             self._refuse(before.sequence, size)
             del items[had:]
-            self.lost = lost
+            self.missed = missed
             self.base, self.position, self.sequence, _ = before
             self._data = b""
             if self._rewinds.noted():

@@ -152,7 +152,7 @@ class Format(ABC):
         return code.co_varnames[1 : code.co_argcount]
 
     @classmethod
-    def settled(cls, stored: dict[str, int], given: dict[str, int]) -> dict[str, int]:
+    def chosen_limits(cls, stored: dict[str, int], given: dict[str, int]) -> dict[str, int]:
         """Return the constructor's arguments for a journal whose settings have the limits `stored`, opened with `given` ones."""
         return {**stored, **given}
 
@@ -279,7 +279,7 @@ class Format(ABC):
         """Return the byte of a segment where the frame of a sequence begins, if that is known without reading."""
         return None
 
-    def behind_damage(self, position: int, sequence: int) -> tuple[int, int] | None:
+    def after_damage(self, position: int, sequence: int) -> tuple[int, int] | None:
         """Return where a damaged frame ends and which sequence follows, if that is known; else the rest of the segment is lost."""
         return None
 
@@ -295,7 +295,7 @@ class Format(ABC):
         """
         return self.resume(data, sequence, until)
 
-    def behind_jump(self, data: bytes, sequence: int, found: int) -> tuple[int, int] | None:
+    def after_jump(self, data: bytes, sequence: int, found: int) -> tuple[int, int] | None:
         """At a whole frame with the sequence `found` instead of the next one: return how many bytes to skip, and which sequence follows.
 
         By default frames are missing there, if it is a later one. None: the rest of the segment is lost.

@@ -89,9 +89,9 @@ class Index:
         entry = self.entries[at]
         if at + 1 == len(self.entries):
             return entry.position < end and _frame_at(self._format, segment, entry.position, entry.sequence) is not None
-        behind = self.entries[at + 1]
-        found = walk(self._format, segment, entry.position, entry.sequence, behind.position)
-        return (found.size, found.sequence) == (behind.position, behind.sequence) and behind.position <= end
+        after = self.entries[at + 1]
+        found = walk(self._format, segment, entry.position, entry.sequence, after.position)
+        return (found.size, found.sequence) == (after.position, after.sequence) and after.position <= end
 
     def _extend(self, segment: Segment, begin: int, end: int) -> None:
         """Read the frames that no entry covers yet."""

@@ -34,7 +34,7 @@ from kvspool.errors import AGAIN, Closed, Corruption, LogNotFound, LogVanished, 
 from kvspool.journal import archive as archiving
 from kvspool.journal import control as page_file
 from kvspool.journal import producing, settings, trim
-from kvspool.journal.appender import IS_ONE_STEP, Accounts, Appender, Torn
+from kvspool.journal.appender import IS_ONE_STEP, Appender, ProducerStates, Torn
 from kvspool.journal.archive import ArchiveReport
 from kvspool.journal.control import Control, Page
 from kvspool.journal.cursor import Cursor, Place
@@ -56,7 +56,7 @@ from kvspool.journal.walking import last_whole, walk
 from kvspool.kernel.tail_py import BUSY, SLOW, Tail
 from kvspool.log import Log
 from kvspool.options import TIMEOUT, Durability, Isolation, Progress, Start, check_isolation
-from kvspool.producers import Booking
+from kvspool.producers import BatchTransaction
 from kvspool.reader import Lag, ReaderStats
 from kvspool.record import NO_TIME, Codec, encode, encode_key, encode_keys, listed
 from kvspool.system import forks
@@ -106,8 +106,8 @@ class Journal(Log):
 
     HELPERS = frozenset(
         """
-        append_booked append_records bases clamped committed control cursor cursor_from end_of_read first forked generation
-        lag latest_time locked mode offsets place place_seen prepare_columns read_log_id readable_end records_from refuse_handler
+        append_in_transaction append_records bases clamped committed control cursor_from end_of_read first forked
+        generation lag latest_time locked mode offsets place place_seen prepare_columns readable_end records_from refuse_handler
         segment_of segments_apart under_lock
         """.split()
     )
@@ -259,16 +259,18 @@ class Journal(Log):
             self.format.check_columns(part)
         return ColumnRows(parts, [rows] * len(parts))
 
-    def append_records(self, records: Records, at: int, behind: int | None = None) -> range:
-        """Append records laid out by `journal.columns.Records`, in the format kvj; see `append_batch`. behind: as for `append_prepared`."""
+    def append_records(self, records: Records, at: int, expected: int | None = None) -> range:
+        """Append records laid out by `journal.columns.Records`, in the format kvj; see `append_batch`. expected: as for
+        `append_prepared`.
+        """
         self.format.check_columns(records)
-        return self.append_prepared(records, at=at, behind=behind)
+        return self.append_prepared(records, at=at, expected=expected)
 
     def append_prepared(
-        self, batch: Rows, timeout: float | None = None, durable: bool = False, at: int | None = None, behind: int | None = None
+        self, batch: Rows, timeout: float | None = None, durable: bool = False, at: int | None = None, expected: int | None = None
     ) -> range:
-        """Append a prepared batch under one lock; see `append_batch`. behind: the next sequence according to the caller; raises OutOfRange
-        if it is another one, and nothing is written then.
+        """Append a prepared batch under one lock; see `append_batch`. expected: the next sequence according to the caller; raises
+        OutOfRange if it is another one, and nothing is written then.
         """
         timeout = self.timeout if timeout is None else timeout
         if not batch.rows:
@@ -276,32 +278,32 @@ class Journal(Log):
             return range(end, end)
 
         def work(appender: Appender, page: Page) -> range:
-            if behind is not None and page.next_sequence != behind:
-                raise OutOfRange(f"{self.path} continues at sequence {page.next_sequence}, not at {behind}; nothing was written")
+            if expected is not None and page.next_sequence != expected:
+                raise OutOfRange(f"{self.path} continues at sequence {page.next_sequence}, not at {expected}; nothing was written")
             return appender.append(batch, page, at)
 
         sequences = self.under_lock(timeout, work)
-        self._settle_durability(sequences, timeout, durable)
+        self._apply_durability(sequences, timeout, durable)
         return sequences
 
-    def _settle_durability(self, sequences: range, timeout: float, durable: bool) -> None:
+    def _apply_durability(self, sequences: range, timeout: float, durable: bool) -> None:
         """Apply the durability level to appended records."""
         if durable or self.durability == "disk":
             self._make_durable(sequences.start, sequences.stop, timeout)
         elif self.durability == "os":
             self._start_background()
 
-    def append_booked(self, rows: Rows, booking: Booking, timeout: float | None, durable: bool) -> None:
+    def append_in_transaction(self, rows: Rows, transaction: BatchTransaction, timeout: float | None, durable: bool) -> None:
         """Append a prepared batch of a producer under one lock; see `kvspool.producers`."""
         timeout = self.timeout if timeout is None else timeout
 
         def work(appender: Appender, page: Page) -> range:
-            with booking.kept(page.next_sequence, producing.JournalProducing(self).place(appender.control)) as may_append:
+            with transaction.kept(page.next_sequence, producing.JournalProducing(self).location(appender.control)) as may_append:
                 return appender.append(rows, page, advice=AGAIN) if may_append and rows.rows else range(0)
 
         sequences = self.under_lock(timeout, work)
         if sequences:
-            self._settle_durability(sequences, timeout, durable)
+            self._apply_durability(sequences, timeout, durable)
 
     def _producing(self) -> producing.JournalProducing:
         return producing.JournalProducing(self)
@@ -367,8 +369,8 @@ class Journal(Log):
             control = Control(self.format.lock_file(self.path), mode)
             try:
                 room = Room(self.format, self.offsets) if self.format.total_bytes or self.format.trims_consumed else None
-                accounts = Accounts(self.path, lambda: self.log_id) if self.format.has_producers else None
-                appender = Appender(self.segments_apart(), control, mode, timeout, self._torn, room, trim.on_roll(self), accounts)
+                producers = ProducerStates(self.path, lambda: self.log_id) if self.format.has_producers else None
+                appender = Appender(self.segments_apart(), control, mode, timeout, self._torn, room, trim.on_roll(self), producers)
             except BaseException:
                 control.close()
                 raise
@@ -677,7 +679,7 @@ class Journal(Log):
     # Durable readers.
 
     def flush_for_commit(self, sequence: int) -> None:
-        self._flusher.settle(sequence)
+        self._flusher.flush_for_commit(sequence)
 
     def committed(self) -> None:
         """Remove segments that every durable reader has committed, if the format does so automatically. Never raises."""

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from kvspool import producers
 from kvspool.engine.iteration import Iteration
-from kvspool.engine.ledger import Ledger
+from kvspool.engine.producer_table import ProducerTable
 from kvspool.errors import Unsupported
 from kvspool.journal.cursor import Cursor
 from kvspool.journal.format import Batch
 from kvspool.log import CAPABILITIES
-from kvspool.producers import Booking, ColumnPieces, Pieces
+from kvspool.producers import BatchTransaction, ColumnPieces, ListedRows, Pieces, TableLocation
 from kvspool.record import Record
 from kvspool.system.handles import Handle
 
@@ -27,42 +26,6 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-
-
-class Place(NamedTuple):
-    """The ledger's location and the word `pending` of a journal, for the owner of the append lock."""
-
-    directory: Path
-    log_id: bytes
-    mode: int
-    control: Control
-
-    def set_pending(self, number: int) -> None:
-        self.control.set_pending(number)
-
-
-class ListedRows:
-    """Encoded records."""
-
-    def __init__(self, batch: Batch) -> None:
-        self.batch = batch
-        self.count = batch.rows
-
-    def records(self) -> list[tuple[bytes | None, bytes, int, int]]:
-        batch = self.batch
-        keys = batch.keys or [None] * self.count
-        codecs = batch.codecs if batch.codecs is not None else bytes([batch.codec]) * self.count
-        return [(key, value, batch.type, codec) for key, value, codec in zip(keys, batch.values, codecs, strict=True)]
-
-    def chosen(self, numbers: list[int]) -> ListedRows:
-        keys, values, codecs = self.batch.keys, self.batch.values, self.batch.codecs
-        return ListedRows(
-            self.batch._replace(
-                keys=None if keys is None else [keys[number] for number in numbers],
-                values=[values[number] for number in numbers],
-                codecs=None if codecs is None else bytes(codecs[number] for number in numbers),
-            )
-        )
 
 
 class ProducingJournal(Protocol):
@@ -79,7 +42,7 @@ class ProducingJournal(Protocol):
     @property
     def log_id(self) -> bytes: ...
 
-    def append_booked(self, rows: Any, booking: Booking, timeout: float | None, durable: bool) -> None: ...
+    def append_in_transaction(self, rows: Any, transaction: BatchTransaction, timeout: float | None, durable: bool) -> None: ...
 
     def cursor(self, start: int, *, bounded: bool = False, end: int | None = None) -> Cursor: ...
 
@@ -129,21 +92,21 @@ class JournalProducing(Handle):
             self._log.format.check_columns(part)  # type: ignore[arg-type]
         return ColumnPieces(pieces, codec)
 
-    def append_booked(self, rows: Any, booking: Booking, timeout: float | None, durable: bool) -> None:
-        booking.is_durable = durable or self.is_durable
+    def append_in_transaction(self, rows: Any, transaction: BatchTransaction, timeout: float | None, durable: bool) -> None:
+        transaction.is_durable = durable or self.is_durable
         self._log.ensure_log_id(timeout)
-        self._log.append_booked(rows.batch if isinstance(rows, ListedRows) else _rows(rows), booking, timeout, durable)
+        self._log.append_in_transaction(rows.batch if isinstance(rows, ListedRows) else _rows(rows), transaction, timeout, durable)
 
-    def change(self, change: Callable[[producers.Place, int], int], timeout: float | None = None) -> int:
+    def change(self, change: Callable[[TableLocation, int], int], timeout: float | None = None) -> int:
         timeout = self._log.timeout if timeout is None else timeout
-        return self._log.under_lock(timeout, lambda appender, page: change(self.place(appender.control), page.next_sequence))
+        return self._log.under_lock(timeout, lambda appender, page: change(self.location(appender.control), page.next_sequence))
 
-    def place(self, control: Control) -> Place:
-        """Return the location of an account, for the owner of the append lock."""
-        return Place(self.path, self._log.log_id, self._log.mode(), control)
+    def location(self, control: Control) -> TableLocation:
+        """Return the location of the producer table, for the owner of the append lock."""
+        return TableLocation(self.path, self._log.log_id, self._log.mode(), control.set_pending)
 
-    def ledger(self) -> Ledger | None:
-        return Ledger.open(self.path, self._log.log_id, to_read=True)
+    def producer_table(self) -> ProducerTable | None:
+        return ProducerTable.open(self.path, self._log.log_id, to_read=True)
 
     def stored_records(self, first: int, count: int) -> Iterator[Record]:
         with closing(self._log.cursor(max(first, self._log.first()), bounded=True, end=first + count)) as cursor:

@@ -125,7 +125,7 @@ class _Repair:
             for base, until in zip(bases, [*bases[1:], None], strict=True):
                 self._mend(base, until)
             if self.page.sync_error:
-                self._write_anew()
+                self._rewrite()
             self._finish()
         finally:
             self.segments.close()
@@ -145,8 +145,8 @@ class _Repair:
             cut = self._cut(found, size, is_last=until is None)
             if cut is None:
                 return
-            behind = self._split(segment, [run for run in found.runs if run.begin >= cut[0]])
-            self._keep_between(segment, *cut, behind, size)
+            after = self._split(segment, [run for run in found.runs if run.begin >= cut[0]])
+            self._keep_between(segment, *cut, after, size)
             system.port.truncate(segment.fd, cut[0])
             system.port.flush(segment.fd)
         finally:
@@ -158,8 +158,8 @@ class _Repair:
         """
         sound = max((run.end for run in found.runs), default=0) if is_last else size
         for place in found.damaged:
-            told = self.format.behind_damage(place.position, place.first) if place.position < sound else None
-            if place.position < size and (told is None or told[0] > size):
+            known = self.format.after_damage(place.position, place.first) if place.position < sound else None
+            if place.position < size and (known is None or known[0] > size):
                 return place.position, place.first
         return (found.position, found.sequence) if found.torn else None
 
@@ -252,7 +252,7 @@ class _Repair:
 
     # The whole journal.
 
-    def _write_anew(self) -> None:
+    def _rewrite(self) -> None:
         """Copy every segment with a record that may not be on disk. A page of the cache that couldn't be written counts as written: only
         new ones are sure to be written.
         """

@@ -115,11 +115,11 @@ class Archived(Segment):
 
     def block(self, number: int) -> bytes:
         """Return the content of a block, from the file. Raises Corruption."""
-        place, start, behind = self._places[number], self.starts[number], self.starts[number + 1]
+        place, start, after = self._places[number], self.starts[number], self.starts[number + 1]
         try:
             return seekable.decompressed(self.fd, place, self.table[number])
         except Corruption as error:
-            where = f"block {number} of {len(self.table)}, at byte {place}, with bytes {start} to {behind - 1} of the segment"
+            where = f"block {number} of {len(self.table)}, at byte {place}, with bytes {start} to {after - 1} of the segment"
             raise Corruption(f"{self.path}: {where}: {error}") from None
 
     def _kept(self, number: int) -> bytes:

@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from kvspool.errors import Corruption, MissingExtra, TimeUnknown
-from kvspool.journal.damage import find_behind
+from kvspool.journal.damage import find_after
 from kvspool.journal.walking import walk
 from kvspool.record import NO_TIME
 
@@ -72,8 +72,8 @@ def _latest_in(segments: Segments, segment: Segment) -> int:
     while position < size:
         found = walk(format, segment, position, sequence, size)
         latest = max(latest, found.latest)
-        behind = find_behind(segments, segment, found, size, None) if found.size < size else None
-        if behind is None:
+        after = find_after(segments, segment, found, size, None) if found.size < size else None
+        if after is None:
             break
-        position, sequence = behind
+        position, sequence = after
     return latest

@@ -49,7 +49,7 @@ class PlannedSegment(msgspec.Struct, frozen=True):
     held_by: list[str]
 
 
-class LeftBehind(msgspec.Struct, frozen=True):
+class OvertakenReader(msgspec.Struct, frozen=True):
     """A durable reader whose next records are removed: it gets a Gap from `first` to `last`."""
 
     name: str
@@ -62,7 +62,7 @@ class TrimPlan(msgspec.Struct, frozen=True):
 
     path: str
     segments: list[PlannedSegment]
-    left_behind: list[LeftBehind]
+    left_behind: list[OvertakenReader]
 
     @property
     def going(self) -> list[PlannedSegment]:
@@ -81,7 +81,7 @@ class TrimReport(msgspec.Struct, frozen=True):
     removed_records: int
     removed_bytes: int
     first_sequence: int
-    left_behind: list[LeftBehind]
+    left_behind: list[OvertakenReader]
     plan: TrimPlan
 
 
@@ -92,9 +92,9 @@ class _Candidate(msgspec.Struct, frozen=True):
     next_base: int
     bytes: int
     is_last: bool
-    segments_behind: int
-    records_behind: int
-    bytes_behind: int
+    segments_after: int
+    records_after: int
+    bytes_after: int
 
 
 class Trim:
@@ -136,11 +136,11 @@ class Trim:
         finally:
             self.segments.close()
         first = next((one.base for one in found if not one.goes), self.end)
-        return TrimPlan(str(self.segments.path), found, self.left_behind(first))
+        return TrimPlan(str(self.segments.path), found, self.overtaken(first))
 
-    def left_behind(self, first: int) -> list[LeftBehind]:
+    def overtaken(self, first: int) -> list[OvertakenReader]:
         """Return the durable readers before a sequence."""
-        return [LeftBehind(name, sequence, first - 1) for name, sequence in self.readers if 0 <= sequence < first]
+        return [OvertakenReader(name, sequence, first - 1) for name, sequence in self.readers if 0 <= sequence < first]
 
     def remove(self, most: int | None = None) -> list[PlannedSegment]:
         """Remove up to `most` of the planned segments, and return them. Under the append lock."""
@@ -168,7 +168,7 @@ class Trim:
         if not wish:
             return False, "no rule removes it"
         for floor in self.floors:
-            words = floor.forbids(one.next_base, one.segments_behind, one.records_behind, one.bytes_behind)
+            words = floor.forbids(one.next_base, one.segments_after, one.records_after, one.bytes_after)
             if words:
                 return False, words
         if held_by and waits:
@@ -182,8 +182,8 @@ class Trim:
         waits = not rules.force
         if self.before is not None and one.next_base <= self.before:
             return f"all of it is before sequence {self.before}", waits
-        if rules.max_bytes is not None and one.bytes + one.bytes_behind > rules.max_bytes:
-            return f"{sizes.show(one.bytes + one.bytes_behind)} exceed the limit of {sizes.show(rules.max_bytes)}", waits
+        if rules.max_bytes is not None and one.bytes + one.bytes_after > rules.max_bytes:
+            return f"{sizes.show(one.bytes + one.bytes_after)} exceed the limit of {sizes.show(rules.max_bytes)}", waits
         if rules.max_age is not None and self.now - newest > rules.max_age * 1e9:
             return f"its newest record is older than {rules.max_age:g} s", waits
         if rules.by_consumers and self.readers:
@@ -277,7 +277,7 @@ def trim(
     planned = plan(journal, retention, before, elsewhere)
     going = planned.going[:most] if dry_run else _remove(journal, retention, before, kept, timeout, most, elsewhere)
     first = _first_left(planned, len(going)) if dry_run else journal.first()
-    left = Trim(journal.segments_apart(), journal.offsets, first, retention, elsewhere=elsewhere).left_behind(first) if going else []
+    left = Trim(journal.segments_apart(), journal.offsets, first, retention, elsewhere=elsewhere).overtaken(first) if going else []
     totals = sum(one.records for one in going), sum(one.bytes for one in going)
     return TrimReport(str(journal.path), dry_run, len(going), *totals, first, left, planned)
 

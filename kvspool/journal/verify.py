@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kvspool import system
-from kvspool.engine import ledger
+from kvspool.engine import producer_table
 from kvspool.engine.damage import MOST_PLACES, VerifyReport
 from kvspool.errors import Corruption
 from kvspool.journal import control, settings
@@ -118,10 +118,10 @@ class _Look:
     def _vanished(self, base: int, until: int | None) -> None:
         """A segment no longer exists: trimmed, if older ones don't exist, either. The last one may have become the oldest."""
         left = self.journal.bases()
-        behind = left[0] if until is None else until
-        self.end = max(self.end, behind)
+        after = left[0] if until is None else until
+        self.end = max(self.end, after)
         if left[0] > base:
-            self.trimmed += behind - base
+            self.trimmed += after - base
         elif base not in left:
             self.problems.append(f"the segment from sequence {base} on was removed, although older ones exist")
 
@@ -220,7 +220,7 @@ def _producers(journal: JournalHandle) -> list[str]:
     if not journal.format.has_producers:
         return []
     try:
-        return ledger.problems(journal.path, journal.log_id)
+        return producer_table.problems(journal.path, journal.log_id)
     except Corruption:  # of the settings, which contain the id; already reported
         return []
 

@@ -8,7 +8,7 @@ from kvspool.kernel.frames import TWIN
 from kvspool.kernel.twins import choose
 
 if TYPE_CHECKING:
-    from kvspool.kernel.kvj_py import encode, encode_columns, encode_records, find, gather, pass_over, scan, sequence_at, survey
+    from kvspool.kernel.kvj_py import check_columns, encode, encode_columns, encode_records, find, gather, pass_over, scan, sequence_at
 
-__all__ = ["encode", "encode_columns", "encode_records", "find", "gather", "pass_over", "scan", "sequence_at", "survey"]
+__all__ = ["check_columns", "encode", "encode_columns", "encode_records", "find", "gather", "pass_over", "scan", "sequence_at"]
 choose(globals(), __all__, TWIN)

@@ -16,14 +16,14 @@ cpdef tuple encode(
     list values, list keys, list types, list timestamps, bytes codecs, int type, int64_t timestamp, int codec, Py_ssize_t start,
     uint64_t sequence, Py_ssize_t room, int64_t last
 )
-@cython.locals(size=Py_ssize_t, behind=Py_ssize_t, key_size=Py_ssize_t)
+@cython.locals(size=Py_ssize_t, after=Py_ssize_t, key_size=Py_ssize_t)
 cdef Py_ssize_t put(
     uint8_t *data, Py_ssize_t at, uint64_t sequence, int64_t timestamp, int type, int codec, bytes key, bytes value
 ) noexcept
 @cython.locals(
     end=Py_ssize_t, total=Py_ssize_t, out=bytearray, data="uint8_t *", key_data="const uint8_t *", value_data="const uint8_t *",
     at=Py_ssize_t, turn=Py_ssize_t, row=Py_ssize_t, value_from=Py_ssize_t, value_length=Py_ssize_t, size=Py_ssize_t, key_size=Py_ssize_t,
-    behind=Py_ssize_t, state=uint32_t, time=int64_t
+    after=Py_ssize_t, state=uint32_t, time=int64_t
 )
 cpdef tuple encode_columns(
     const int32_t[::1] rows, Py_ssize_t count, Py_ssize_t start, uint64_t sequence, Py_ssize_t room, int64_t last,
@@ -32,9 +32,9 @@ cpdef tuple encode_columns(
 )
 @cython.locals(
     fault=int, found=Py_ssize_t, longest_key=Py_ssize_t, longest_value=Py_ssize_t, key_places="const native.half *",
-    value_places="const native.half *", kinds="const native.half *", row=Py_ssize_t, place=int64_t, behind=int64_t, size=int64_t
+    value_places="const native.half *", kinds="const native.half *", row=Py_ssize_t, place=int64_t, after=int64_t, size=int64_t
 )
-cpdef tuple survey(
+cpdef tuple check_columns(
     Py_ssize_t rows, const uint8_t[::1] key_bits, Py_ssize_t key_bit, const int32_t[::1] key_offsets, Py_ssize_t key_room,
     const int32_t[::1] value_offsets, Py_ssize_t value_room, const int32_t[::1] types, const uint8_t[::1] codecs, int most
 )
@@ -50,7 +50,7 @@ cpdef tuple encode_records(
     const int32_t[::1] types, const int64_t[::1] timestamps, const uint8_t[::1] codecs
 )
 @cython.locals(
-    at=Py_ssize_t, value_from=Py_ssize_t, value_length=Py_ssize_t, size=uint64_t, key_size=Py_ssize_t, state=uint32_t, behind=Py_ssize_t,
+    at=Py_ssize_t, value_from=Py_ssize_t, value_length=Py_ssize_t, size=uint64_t, key_size=Py_ssize_t, state=uint32_t, after=Py_ssize_t,
     word=uint64_t, low=uint64_t, tail=uint64_t, time=int64_t
 )
 cdef int64_t fill(

@@ -20,7 +20,7 @@ LARGEST = (1 << 31) - 1  # bytes of a frame
 ONES = 0xFFFF_FFFF
 
 WHOLE, SHORT, DAMAGED, JUMPED = 0, 1, 2, 3  # as in `journal.format`
-SOUND, OFFSETS, TYPES, CODECS = 0, 1, 2, 3  # faults found by `survey`
+SOUND, OFFSETS, TYPES, CODECS = 0, 1, 2, 3  # faults found by `check_columns`
 
 
 def encode(
@@ -79,13 +79,13 @@ def put(data: bytearray, at: int, sequence: int, timestamp: int, type: int, code
     """Store one frame at an offset with enough room, and return its end."""
     size = HEAD + len(value)
     key_size = NO_KEY
-    behind = at + HEAD
+    after = at + HEAD
     if key is not None:
         key_size = len(key)
         size += key_size
-        network.put_bytes(data, behind, key, key_size)
-        behind += key_size
-    network.put_bytes(data, behind, value, len(value))
+        network.put_bytes(data, after, key, key_size)
+        after += key_size
+    network.put_bytes(data, after, value, len(value))
     network.put_u32(data, at + 4, size)
     network.put_u64(data, at + 8, sequence)
     network.put_i64(data, at + 16, timestamp)
@@ -153,18 +153,18 @@ def encode_columns(
         network.put_u8(data, at + 25, codec if codecs is None else codecs[row])
         network.put_u16(data, at + 26, key_size)
         state = native.crc32c(ONES, data, at + 4, HEAD - 4)
-        behind = at + HEAD
+        after = at + HEAD
         if key_size != NO_KEY:
-            state = native.copy_in(state, data, behind, key_data, key_offsets[row], key_size)
-            behind += key_size
-        state = native.copy_in(state, data, behind, value_data, value_from, value_length)
+            state = native.copy_in(state, data, after, key_data, key_offsets[row], key_size)
+            after += key_size
+        state = native.copy_in(state, data, after, value_data, value_from, value_length)
         network.put_u32(data, at, state ^ ONES)
         at += size
         sequence += 1
     return out, end - start, last
 
 
-def survey(
+def check_columns(
     rows: int,
     key_bits: memoryview | None,
     key_bit: int,
@@ -192,18 +192,18 @@ def survey(
         fault = OFFSETS
     place = value_places[0]
     for row in range(rows):
-        behind = value_places[row + 1]
-        size = behind - place  # of a wider type than offsets: the difference of any two fits
-        place = behind
+        after = value_places[row + 1]
+        size = after - place  # of a wider type than offsets: the difference of any two fits
+        place = after
         if size < 0:
             fault = OFFSETS
         if size > longest_value:
             longest_value = size
     place = key_places[0]
     for row in range(rows):
-        behind = key_places[row + 1]
-        size = behind - place
-        place = behind
+        after = key_places[row + 1]
+        size = after - place
+        place = after
         if size < 0:
             fault = OFFSETS
         if key_bits is None or (key_bits[(key_bit + row) >> 3] >> ((key_bit + row) & 7)) & 1:
@@ -239,8 +239,8 @@ def encode_records(
     """Do as `encode_columns`, from row `start` on, into `out`, which has room for one record more than `room`; other threads run meanwhile.
 
     Columns in Arrow's layout, at any address: key_bits: from bit `key_bit` on, one for each row, 0 for no key (None: each has one); offsets
-    and types: int32; timestamps: int64; codecs: bytes. They are consistent: see `survey`. Return the number of bytes, the rows, and the
-    latest timestamp.
+    and types: int32; timestamps: int64; codecs: bytes. They are consistent: see `check_columns`. Return the number of bytes, the rows,
+    and the latest timestamp.
     """
     key_places = native.halves_at(key_offsets)
     value_places = native.halves_at(value_offsets)
@@ -306,11 +306,11 @@ def fill(
         network.put_u64(data, at + 12, (word << 32) | ((time >> 32) & ONES))
         network.put_u64(data, at + 20, (low << 32) | tail)
         state = native.crc32c(ONES, data, at + 4, HEAD - 4)
-        behind = at + HEAD
+        after = at + HEAD
         if key_size != NO_KEY:
-            state = native.copy_in(state, data, behind, keys, key_places[row], key_size)
-            behind += key_size
-        state = native.copy_in(state, data, behind, values, value_from, value_length)
+            state = native.copy_in(state, data, after, keys, key_places[row], key_size)
+            after += key_size
+        state = native.copy_in(state, data, after, values, value_from, value_length)
         network.put_u32(data, at, state ^ ONES)
         at += size
         sequence += 1

@@ -4,7 +4,7 @@ from libc.stdint cimport int64_t, uint64_t
 
 cimport kvspool.kernel.machine as native
 
-cdef int64_t GATE, SLOTS_AT, FIRST_DOZE, LONGEST_DOZE
+cdef int64_t GATE, SLOTS_AT, FIRST_WAIT, LONGEST_WAIT
 cdef uint64_t SLOTS, SLOT, WAITERS, STEP, WORD
 cdef int64_t FIRST_PAUSE, LAST_PAUSE
 

@@ -37,8 +37,8 @@ SLOT = 0xFFFF  # the bits of slot + 1
 WAITERS = 1 << 31
 STEP = 1 << 16  # from one generation to the next
 WORD = 0xFFFFFFFFFFFFFFFF
-FIRST_DOZE = 400_000  # ns of the first sleep in `take_within`: the owner's appends in that time outweigh the cost of the wake-up
-LONGEST_DOZE = 2_000_000  # ns of a sleep that no event ends
+FIRST_WAIT = 400_000  # ns of the first sleep in `take_within`: the owner's appends in that time outweigh the cost of the wake-up
+LONGEST_WAIT = 2_000_000  # ns of a sleep that no event ends
 # ns before the first and the last poll of a word that another process owns. Each poll takes the word's cache line from the owner. So
 # waiters poll seldom, and the owner appends a few more records meanwhile. The processors then also exchange all other lines less often.
 FIRST_PAUSE, LAST_PAUSE = 4_000, 16_000
@@ -91,7 +91,7 @@ class AppendLock:
     def take_within(self, ns: int) -> bool:
         """Sleep until the lock is free and take it; False if it was not within `ns`, which must be short: no signal handler runs."""
         until = native.monotonic() + ns
-        pause = FIRST_DOZE
+        pause = FIRST_WAIT
         while True:
             left = until - native.monotonic()
             if left <= 0:
@@ -99,7 +99,7 @@ class AppendLock:
             self.rest(pause if pause < left else left)
             if self.take():
                 return True
-            pause = min(2 * pause, LONGEST_DOZE)
+            pause = min(2 * pause, LONGEST_WAIT)
 
     def take_word(self) -> bool:
         """Store the name of this handle in the word, with a new generation, and return whether that succeeded."""
@@ -159,7 +159,7 @@ class AppendLock:
         if self.fd < 0:
             return
         if not self.is_inside:  # an interpreted writer holds the gate, whose release wakes no process
-            native.sleep(min(ns, LONGEST_DOZE))
+            native.sleep(min(ns, LONGEST_WAIT))
             return
         seen = native.load(self.words, self.at)
         if seen == 0:

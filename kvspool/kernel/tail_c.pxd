@@ -11,7 +11,7 @@ cimport kvspool.kernel.network as network
 cimport kvspool.kernel.sej_c as sej
 from kvspool.kernel.lock_c cimport AppendLock
 
-cdef Py_ssize_t LOCK, COUNT, HOLDER, HOLDER_WORDS, ERROR, TURNS, COPIES, COPY_WORDS, BASE, END, NEXT, LATEST, SYNCED, CHECK, GROUP, LEADER, WORDS
+cdef Py_ssize_t LOCK, COUNT, HOLDER, HOLDER_WORDS, ERROR, REWINDS, COPIES, COPY_WORDS, BASE, END, NEXT, LATEST, SYNCED, CHECK, GROUP, LEADER, WORDS
 cdef uint64_t ELSEWHERE, WRITING, STEP, WORD, LOW, HIGH, MOST
 cdef int64_t SLOW, BUSY, FRESH, GAP
 cdef int KVJ, SEJ, FFLG, FIXED
@@ -50,7 +50,7 @@ cdef class Tail(group.Progress):
     cdef readonly uint64_t limit
     cdef readonly uint64_t flush_to
     cdef readonly uint64_t flush_end
-    cdef uint64_t turn
+    cdef uint64_t rewinds_seen
 
     cpdef object attach(
         self, int format, Py_ssize_t item_bytes, int fd, bytes path, uint64_t device, uint64_t number, uint64_t base, uint64_t limit
@@ -61,11 +61,11 @@ cdef class Tail(group.Progress):
     @cython.locals(at=Py_ssize_t)
     cpdef uint64_t synced(self) except? 0
     cpdef object tell_elsewhere(self)
-    cpdef object turn_back(self)
+    cpdef object note_rewind(self)
     @cython.locals(word=uint64_t)
     cpdef object tell(self, uint64_t base, uint64_t end, uint64_t sequence, int64_t latest, uint64_t synced)
-    cpdef uint64_t turns(self) except? 0
-    cpdef bint is_told(self) except -1
+    cpdef uint64_t rewinds(self) except? 0
+    cpdef bint is_valid(self) except -1
     @cython.locals(at=Py_ssize_t)
     cpdef int sign(self, Py_ssize_t place=*) except -1
     @cython.locals(words="uint64_t *")

@@ -18,8 +18,8 @@ write fails, or is cut short: the long way cuts off torn bytes, and tries again,
 
 **A flush** concerns the last segment, since earlier ones are on disk. Its leader stores the end of the journal (`begin_flush`), flushes
 without the append lock, and then stores the synced sequence in the copy (`end_flush`), under that lock. That is valid only if the journal's
-end has not moved back meanwhile (`TURNS`): other records may have got the same sequences. An error is stored in `ERROR` at once, without a
-lock: from then on no append goes the short way. A writer that has not mapped the words changes `ERROR`, `TURNS` and the `CHECK` of both
+end has not moved back meanwhile (`REWINDS`): other records may have got the same sequences. An error is stored in `ERROR` at once, without
+a lock: from then on no append goes the short way. A writer that has not mapped the words changes `ERROR`, `REWINDS` and the `CHECK` of both
 copies by `pwrite`.
 
 This source is also compiled, like `frames_py`.
@@ -45,7 +45,7 @@ COUNT = 1  # bit 0: ELSEWHERE; bit 1: WRITING; bit 2: the valid copy; increased 
 HOLDER = 2  # the last writer: four words, see `holders`
 HOLDER_WORDS = 4
 ERROR = 6  # low half: errno of the first failed flush; high half: its checksum; 0: none
-TURNS = 7  # how often the journal's end may have moved back
+REWINDS = 7  # how often the journal's end may have moved back
 COPIES = 8  # two of them
 COPY_WORDS = 8
 BASE, END, NEXT, LATEST, SYNCED, CHECK = 0, 1, 2, 3, 4, 5  # words of a copy; LATEST is a timestamp, and so signed
@@ -117,7 +117,7 @@ class Tail(group.Progress):
         self.limit = 0  # bytes that the segment doesn't reach by the short way; 0: there is none
         self.flush_to = 0  # the sequence below which the present flush puts all records on disk
         self.flush_end = 0  # end of the last segment before that
-        self.turn = 0  # TURNS when it began
+        self.rewinds_seen = 0  # REWINDS when it began
         self.is_open = True
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
@@ -169,12 +169,12 @@ class Tail(group.Progress):
         if self.is_open:
             native.store(self.words, COUNT, native.load(self.words, COUNT) | ELSEWHERE)
 
-    def turn_back(self) -> None:
+    def note_rewind(self) -> None:
         """Mark that the journal's end may have moved back: earlier flushes don't count until `tell`."""
         if self.is_open:
             native.store(self.words, COUNT, native.load(self.words, COUNT) | ELSEWHERE)
             native.store(self.words, self.copy(native.load(self.words, COUNT)) + CHECK, 0)
-            native.store(self.words, TURNS, (native.load(self.words, TURNS) + STEP) & WORD)
+            native.store(self.words, REWINDS, (native.load(self.words, REWINDS) + STEP) & WORD)
 
     def tell(self, base: int, end: int, sequence: int, latest: int, synced: int) -> None:
         """Store the end of the journal, and the synced sequence."""
@@ -184,11 +184,11 @@ class Tail(group.Progress):
                 native.swap(self.words, ERROR, word, 0)
             self.publish(base, end, sequence, latest, synced)
 
-    def turns(self) -> int:
+    def rewinds(self) -> int:
         """Return a number that changes, under the append lock, whenever the journal's end may have moved back."""
-        return native.load(self.words, TURNS) if self.is_open else 0
+        return native.load(self.words, REWINDS) if self.is_open else 0
 
-    def is_told(self) -> bool:
+    def is_valid(self) -> bool:
         """Return whether the words are valid, and no append is under way."""
         return self.is_open and native.load(self.words, COUNT) & (ELSEWHERE | WRITING) == 0
 
@@ -319,7 +319,7 @@ class Tail(group.Progress):
         """
         if not self.is_open:
             return SLOW
-        self.turn = native.load(self.words, TURNS)
+        self.rewinds_seen = native.load(self.words, REWINDS)
         count = native.load(self.words, COUNT)
         at = self.copy(count)
         # A writer may replace them meanwhile. Each was stored after its records had been written.
@@ -337,7 +337,7 @@ class Tail(group.Progress):
         words = self.words
         count = native.load(words, COUNT)
         at = self.copy(count)
-        if count & (ELSEWHERE | WRITING) or not self.is_sound(at) or native.load(words, TURNS) != self.turn:
+        if count & (ELSEWHERE | WRITING) or not self.is_sound(at) or native.load(words, REWINDS) != self.rewinds_seen:
             return False
         if native.load(words, at + SYNCED) < self.flush_to:
             latest = native.signed(native.load(words, at + LATEST))

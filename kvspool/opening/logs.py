@@ -25,12 +25,13 @@ from kvspool.opening.keywords import refuse_unknown
 from kvspool.options import DURABILITIES, TIMEOUT, Durability, Progress
 from kvspool.queue import QueueRepairReport, QueueVerifyReport, is_queue
 from kvspool.record import STRUCTURED
-from kvspool.spool import Spool, pair
+from kvspool.spool import Spool, creation
 from kvspool.spool import format as spool_format
 from kvspool.spool.repair import TIMEOUT as REPAIR_TIMEOUT
 from kvspool.spool.repair import RepairReport
 from kvspool.spool.repair import repair as repair_spool
 from kvspool.spool.resize import Resized
+from kvspool.spool.spool_files import SpoolFiles
 from kvspool.system import filesystems
 
 JournalFormat = Literal["kvj", "sej", "fflg", "fixed"]
@@ -187,7 +188,7 @@ def create(
         policy = spool_format.POLICIES[0] if policy is None else policy
         _check_policy(policy, reader_expiry)
         asked |= {"policy": policy, "reader_expiry": reader_expiry, **({} if capacity is None else {"capacity": size})}
-        touched = pair.touchable(size) if prefill is not False and durability != "disk" else 0
+        touched = creation.touchable(size) if prefill is not False and durability != "disk" else 0
         make = partial(_make_spool, target, {**asked, "capacity": size}, mode, touched, timeout, allow_unsafe_fs)
     else:
         if codec == "keyed":
@@ -219,7 +220,7 @@ def _check_policy(policy: str, reader_expiry: float | None) -> None:
 
 
 def _make_spool(target: Path, chosen: dict[str, Any], mode: int, touched: int, timeout: float, allow_unsafe_fs: bool) -> Spool:
-    made = pair.create(
+    made = creation.create(
         target,
         capacity=chosen["capacity"],
         codec=STRUCTURED[chosen["codec"]],
@@ -362,8 +363,8 @@ def open(
     handle, instead of those of `create`. allow_unsafe_fs: append to a spool where a full disk kills processes that store to mapped files
     (btrfs). Otherwise the spool can only be read there, and appends raise UnsafeFilesystem.
 
-    Raises LogNotFound, NotALog (also for a queue: `kvspool.queue.open` opens it), UnknownVersion, MismatchedPair, Truncated, Corruption, or
-    the system's OSError.
+    Raises LogNotFound, NotALog (also for a queue: `kvspool.queue.open` opens it), UnknownVersion, MismatchedFiles, Truncated, Corruption,
+    or the system's OSError.
     """
     _check_limits(format, limits)
     _check_durability(durability, sync_interval)
@@ -371,7 +372,7 @@ def open(
     if format in (None, "spool") and os.path.lexists(target / spool_format.CONTROL_FILE):
         _refuse_limits("spool", limits)
         system.refuse_unfit_host()
-        return Spool(pair.Pair(target, allow_unsafe_fs=allow_unsafe_fs), timeout, durability, sync_interval)
+        return Spool(SpoolFiles(target, allow_unsafe_fs=allow_unsafe_fs), timeout, durability, sync_interval)
     if not os.path.lexists(target):
         raise LogNotFound(f"{target} does not exist; kvspool.create creates a log")
     if is_queue(target):

@@ -25,7 +25,7 @@ def of_log(log: Spool | Journal) -> dict[str, Any]:
     return of_journal(found, log.format.limits())
 
 
-def of_header(header: format.Header) -> dict[str, Any]:
+def of_header(header: format.ControlHeader) -> dict[str, Any]:
     """Return the settings in the header of a spool."""
     return {
         "format": "spool",

@@ -266,7 +266,7 @@ class ChunkQueue(Handle):
 
         done = self._wait_for(attempt, block, timeout)
         if self._is_durable and end is not None:
-            self._settle(end[0], -1, end[1], None)
+            self._flush_up_to(end[0], -1, end[1], None)
         if done is None:
             raise QueueFull(f"{self.path} has no room: {self._bound()}; get an entry first", placed)
 
@@ -318,7 +318,7 @@ class ChunkQueue(Handle):
         if taken is None:
             raise QueueEmpty(f"{self.path} has no entry")
         if self._is_durable and end is not None:
-            self._settle(end[0], end[1], -1, taken)
+            self._flush_up_to(end[0], end[1], -1, taken)
         return taken
 
     def get_if(self, predicate: Callable[[bytes], object], block: bool = True, timeout: float | None = None) -> bytes | None:
@@ -341,7 +341,7 @@ class ChunkQueue(Handle):
                 with suppress(KvspoolError, OSError):
                     chain.consume()
             if self._is_durable:
-                self._settle(chunk, end, -1, [entry])
+                self._flush_up_to(chunk, end, -1, [entry])
             return entry
 
     def peek(self, block: bool = True, timeout: float | None = None) -> bytes:
@@ -384,7 +384,7 @@ class ChunkQueue(Handle):
             last = chain.last
             head = -1 if last is None else last.state().head_ptr
         if self._is_durable and last is not None:
-            self._settle(last, head, -1, [])
+            self._flush_up_to(last, head, -1, [])
 
     def _consume(self) -> None:
         """Remove an emptied chunk. If that fails now, the next operation does it, and reports the error."""
@@ -476,7 +476,7 @@ class ChunkQueue(Handle):
         """Return when all puts and gets so far, of any process, are on disk. Raises Poisoned, LockTimeout, Closed."""
         self._flusher.sync(self.timeout)
 
-    def _settle(self, chunk: Chunk, head: int, tail: int, taken: list[bytes] | None) -> None:
+    def _flush_up_to(self, chunk: Chunk, head: int, tail: int, taken: list[bytes] | None) -> None:
         try:
             self._flusher.reach(chunk, head, tail, self.timeout)
         except (KvspoolError, OSError) as error:

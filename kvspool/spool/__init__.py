@@ -5,7 +5,8 @@ from kvspool.reader import Lag, Reader, ReaderStats
 from kvspool.spool.recovery import RecoveryReport
 from kvspool.spool.repair import RepairReport, repair
 from kvspool.spool.salvage import SalvageReport, salvage
-from kvspool.spool.spool import Spool, SpoolStats
+from kvspool.spool.spool import Spool
+from kvspool.spool.stats import SpoolStats
 from kvspool.writer import Writer
 
 __all__ = [

@@ -12,27 +12,29 @@ pieces. Then the rest of the batch is not appended.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 from kvspool import keyed
+from kvspool.engine import times
 from kvspool.errors import Pinned, TooLarge
 from kvspool.kernel import frames_py as frames
 from kvspool.kernel.frames import measure
-from kvspool.record import Codec
+from kvspool.record import Codec, decode, encode, encode_keys, listed
+from kvspool.spool import format
 
 if TYPE_CHECKING:
     from kvspool.kernel.frames import FrameWriter
 
-Kept = Callable[[int], AbstractContextManager[bool]]  # accounts for records from a sequence on; False: none may be appended
+Kept = Callable[[int], AbstractContextManager[bool]]  # stores the state of a batch; False: nothing may be appended
 
 
 class Outdated(Exception):
-    """The log was recovered after the values of a batch were packed. Nothing was appended; see `Appending.pack_anew`."""
+    """The log was recovered after the values of a batch were packed. Nothing was appended; see `Appending.repack`."""
 
 
-class Batch(Protocol):
+class RingBatch(Protocol):
     """Records ready to be put into a ring."""
 
     @property
@@ -49,7 +51,7 @@ class Batch(Protocol):
     def end(self, writer: FrameWriter) -> int:
         """Under the append lock: return the position after the records if they are put now."""
 
-    def since(self, number: int) -> Batch:
+    def since(self, number: int) -> RingBatch:
         """Return the batch without its first records."""
 
 
@@ -71,8 +73,8 @@ class Prepared(NamedTuple):
     def rows(self) -> int:
         return len(self.values)
 
-    def packed_anew(self, packer: keyed.Packer) -> Self:
-        values = [_packed_anew(*each, self.packed, packer) for each in zip(self.values, self.codecs, strict=True)]
+    def repacked(self, packer: keyed.Packer) -> Self:
+        values = [_repacked(*each, self.packed, packer) for each in zip(self.values, self.codecs, strict=True)]
         return self._replace(values=values, packed=packer.keys, stored=measure(self.keys, values)[1])
 
     def put(self, writer: FrameWriter) -> None:
@@ -109,8 +111,15 @@ class RowBatch:
     def rows(self) -> int:
         return len(self._rows)
 
-    def packed_anew(self, packer: keyed.Packer) -> RowBatch:
-        rows = [row._replace(value=_packed_anew(row.value, row.codec, self.packed, packer)) for row in self._rows]
+    @classmethod
+    def of(cls, rows: list[Row], structured: Codec, packer: keyed.Packer | None) -> Self:
+        """Check rows, and pack their values of codec KEYED for the log; without a packer they become MessagePack. Raises Undecodable."""
+        for row in rows:
+            check_fields(row.key, row.type, None if row.timestamp < 0 else row.timestamp)
+        return cls([_packed_row(row, structured, packer) for row in rows], None if packer is None else packer.keys)
+
+    def repacked(self, packer: keyed.Packer) -> RowBatch:
+        rows = [row._replace(value=_repacked(row.value, row.codec, self.packed, packer)) for row in self._rows]
         return RowBatch(rows, packer.keys)
 
     def put(self, writer: FrameWriter) -> None:
@@ -124,15 +133,23 @@ class RowBatch:
         return RowBatch(self._rows[number:], self.packed)
 
 
-def _packed_anew(value: bytes, codec: int, keys: keyed.Keys | None, packer: keyed.Packer) -> bytes:
+def _packed_row(row: Row, structured: Codec, packer: keyed.Packer | None) -> Row:
+    if row.codec != Codec.KEYED:
+        return row
+    if packer is None:
+        return row._replace(codec=Codec.MSGPACK)
+    return row._replace(value=encode(decode(row.value, Codec.MSGPACK, None), structured, packer.pack)[0])
+
+
+def _repacked(value: bytes, codec: int, keys: keyed.Keys | None, packer: keyed.Packer) -> bytes:
     return value if keys is None or codec != Codec.KEYED else packer.pack(keyed.unpack(value, keys))
 
 
 class Appending:
     """One batch during its append. stored: the sequences of its published records, also after an error."""
 
-    def __init__(self, batch: Batch, kept: Kept | None = None) -> None:
-        """kept: accounts for a producer's batch."""
+    def __init__(self, batch: RingBatch, kept: Kept | None = None) -> None:
+        """kept: stores the state of a batch's producer."""
         self.stored = range(0)
         self.pinned: Pinned | None = None  # the error of the last attempt
         self._batch = batch
@@ -172,13 +189,13 @@ class Appending:
             return False
         return self.stored
 
-    def pack_anew(self, packer: keyed.Packer) -> int:
+    def repack(self, packer: keyed.Packer) -> int:
         """After Outdated: pack the values with the present keys; return the bytes of key and value of the largest record."""
         assert isinstance(self._batch, (Prepared, RowBatch))  # others have `packed` None
-        self._batch = batch = self._batch.packed_anew(packer)
+        self._batch = batch = self._batch.repacked(packer)
         return measure(batch.keys, batch.values)[0]
 
-    def _left(self, first: int) -> Batch:
+    def _left(self, first: int) -> RingBatch:
         """Return the rest of the batch from sequence `first` on."""
         if not self.stored:
             return self._batch
@@ -186,7 +203,7 @@ class Appending:
             raise Pinned("a view pins the oldest records, and others have appended since the first piece of the batch")
         return self._batch.since(len(self.stored))
 
-    def _put(self, batch: Batch, writer: FrameWriter, first: int) -> None:
+    def _put(self, batch: RingBatch, writer: FrameWriter, first: int) -> None:
         if self._kept is None:
             batch.put(writer)
             writer.publish()
@@ -198,3 +215,58 @@ class Appending:
 
     def _store(self, first: int, end: int) -> None:
         self.stored = range(self.stored.start if self.stored else first, end)
+
+
+def prepared(
+    values: Iterable[Any], keys: Iterable[Any] | None, type: int, timestamp: int | None, structured: Codec, packer: keyed.Packer | None
+) -> tuple[Prepared, int]:
+    """Encode and check a batch; return it, and the bytes of key and value of its largest record. Raises every error of the values."""
+    values = listed(values)  # our own list: it can't change while we wait for the lock
+    stored_keys: Any = None if keys is None else listed(keys, "keys")
+    check_fields(None, type, timestamp)
+    codecs = packed = None
+    longest, stored = measure(stored_keys, values)
+    if longest < 0:
+        stored_keys = encode_keys(stored_keys)
+        _check_keys(stored_keys, values)
+        packed = None if packer is None else packer.keys
+        values, codecs = _encode_all(values, structured, None if packer is None else packer.pack)
+        longest, stored = measure(stored_keys, values)
+    batch = Prepared(stored_keys, values, type, codecs or bytes(len(values)), -1 if timestamp is None else timestamp, stored, packed)
+    return batch, longest
+
+
+def check_fields(key: bytes | None, type: int, timestamp: int | None) -> None:
+    """Raise for arguments that don't fit into a frame."""
+    if key is not None:
+        if key.__class__ is not bytes:  # no subclass either: the loops copy bytes alone
+            raise TypeError(f"a key is bytes, str or None, not {key.__class__.__name__}")
+        if len(key) > format.LARGEST_KEY:
+            raise TooLarge(f"a key of {len(key)} bytes; at most {format.LARGEST_KEY} are possible")
+    if not 0 <= type <= 255:
+        raise ValueError(f"a type is 0..255, not {type}")
+    if timestamp is not None:
+        times.check(timestamp)
+
+
+def _check_keys(keys: list[Any] | None, values: list[Any]) -> None:
+    """Raise for invalid keys, or a wrong number of them."""
+    if keys is None:
+        return
+    if len(values) != len(keys):
+        raise ValueError(f"{len(values)} values, but {len(keys)} keys")
+    for key in keys:
+        check_fields(key, 0, None)
+
+
+def _encode_all(values: list[Any], structured: Codec, pack: Callable[[Any], bytes] | None) -> tuple[list[bytes], bytes]:
+    """Return the stored bytes of all values, and one byte with the codec of each."""
+    pairs = [encode(value, structured, pack) for value in values]
+    return [value for value, _ in pairs], bytes(codec for _, codec in pairs)
+
+
+def refuse_larger(content: int, capacity: int) -> None:
+    """Raise TooLarge for a record with so many bytes of key and value that it doesn't fit into a ring of this capacity."""
+    size, most = (frames.HEADER + content + 7) & ~7, format.largest_frame(capacity)
+    if size > most:
+        raise TooLarge(f"a record of {content} bytes takes {size} with its header; a ring of {capacity} bytes holds at most {most}")

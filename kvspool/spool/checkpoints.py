@@ -39,7 +39,7 @@ class State(NamedTuple):
 EMPTY = format.Checkpoint(0, 0, 0, 0, 0, 0, 0, b"", 0, 0)  # the state of a log without a checkpoint
 
 
-def newest(front: memoryview, header: format.Header) -> tuple[int | None, format.Checkpoint]:
+def newest(front: memoryview, header: format.ControlHeader) -> tuple[int | None, format.Checkpoint]:
     """Return which of the two checkpoints is the newest sound one, and the checkpoint; None and EMPTY if neither is."""
     which, best = None, EMPTY
     for number, at in enumerate(format.CHECKPOINTS_AT):
@@ -67,7 +67,7 @@ def state(reader: Ring) -> State:
         return State(head, min(least, next_sequence) if found == frames.NOTHING else found, tail, next_sequence, timestamp)
 
 
-def successor(front: memoryview, header: format.Header, state: State, synced: int, boot_id: bytes) -> tuple[int, bytes]:
+def successor(front: memoryview, header: format.ControlHeader, state: State, synced: int, boot_id: bytes) -> tuple[int, bytes]:
     """Return the place of a new checkpoint, that of the older one, and its bytes; `synced`: end of the records that are on disk already."""
     which, before = newest(front, header)
     body = format.CHECKPOINT.pack(format.Checkpoint(before.generation + 1, *state, min(synced, state.tail), boot_id, 0, 0))[:-4]

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from kvspool.kernel.frames_py import FrameReader
     from kvspool.keyed import Keys
     from kvspool.spool.keys import KeyTable
-    from kvspool.spool.pair import Pair
+    from kvspool.spool.spool_files import SpoolFiles
 
 T = TypeVar("T", bound=Sized)
 AFTER_RECORDS = "machine restart"  # the reason for sequences missing directly after records
@@ -50,25 +50,26 @@ class Cursor(cursor.Cursor):
     """
 
     AT_ONCE = BATCH
+    files: SpoolFiles = None  # type: ignore[assignment]  # those that it reads: others after a resize
 
     def __init__(
-        self, pair: Pair, start: tuple[int, int], end: tuple[int, int] | None, reason: str, isolation: Isolation = "appended"
+        self, files: SpoolFiles, start: tuple[int, int], end: tuple[int, int] | None, reason: str, isolation: Isolation = "appended"
     ) -> None:
-        self.pair = pair
+        self.files = files
         self._is_synced = check_isolation(isolation) == "synced"
-        self.count_gap = pair.count_gap
-        self.reader: FrameReader = pair.reader(*start)
+        self.count_gap = files.count_gap
+        self.reader: FrameReader = files.reader(*start)
         if self._is_synced:
             self.reader.edge = SYNCED
         self.end = end
-        self.lost = 0
+        self.missed = 0
         self._reason = reason  # of the gap before a later frame than expected
         self._overruns = 0  # in a row
 
     @property
     def key_table(self) -> KeyTable | None:
-        """Return the log's key table, if it has one; see `Pair.key_table`."""
-        return self.pair.key_table
+        """Return the log's key table, if it has one; see `SpoolFiles.key_table`."""
+        return self.files.key_table
 
     @property
     def sequence(self) -> int:
@@ -109,8 +110,8 @@ class Cursor(cursor.Cursor):
 
     def advance(self, take: Callable[..., T], *rest: Any) -> T | Gap:
         """Return the result of `take(end, *rest)` without blocking; a Gap instead; an empty result if there is no record."""
-        if self.pair.is_closed:
-            raise Closed(f"{self.pair.path} was closed; open it again")
+        if self.files.is_closed:
+            raise Closed(f"{self.files.path} was closed; open it again")
         while True:
             end = self.reader.edge_now() if self.end is None else self.end[0]
             taken = take(end, *rest)
@@ -125,7 +126,7 @@ class Cursor(cursor.Cursor):
                 return taken
             gap = self._pass_over(stop, self.reader.tail() if self.end is None else end)
             if gap is not None:
-                self.lost += gap.count
+                self.missed += gap.count
                 self.count_gap()
                 return gap
 
@@ -144,17 +145,17 @@ class Cursor(cursor.Cursor):
         ends there, since the old memory no longer changes.
         """
         reader = self.reader
-        if self.end is not None or reader.closed or not self.pair.may_have_moved:
+        if self.end is not None or reader.closed or not self.files.may_have_moved:
             return False
         if reader.tail() != end and not self._is_synced:
             return True  # appended before the resize, after our last check
-        successor = self.pair.successor()
+        successor = self.files.successor()
         if successor is None:
             return False
         position, _ = search.find(successor.reader(0, 0), reader.sequence)
         _, ring, control = successor.memory
         reader.move(ring, control, successor.seed, position, reader.sequence)
-        self.pair = successor
+        self.files = successor
         self.count_gap = successor.count_gap
         self._reason = "overrun"
         return True
@@ -213,7 +214,7 @@ class Cursor(cursor.Cursor):
         first, self.reader.sequence = self.reader.sequence, sequence
         if sequence <= first:
             return None
-        return Gap(first, sequence - 1, self._why(sequence), str(self.pair.path))
+        return Gap(first, sequence - 1, self._why(sequence), str(self.files.path))
 
     def _why(self, sequence: int) -> str:
         """Return the reason of a Gap that ends before `sequence`."""
@@ -245,27 +246,23 @@ class Cursor(cursor.Cursor):
     def is_plain(self) -> bool:
         return self.end is None and self.key_table is None and not self._overruns and self._reason == AFTER_RECORDS
 
-    @property
-    def files(self) -> object:
-        return self.pair  # another one after a resize
-
     def watch(self, watcher: Watcher | LoopWatcher, key: object) -> None:
-        watcher.watch(self.pair.path / CONTROL_FILE, CHANGED | LINKS, key)
+        watcher.watch(self.files.path / CONTROL_FILE, CHANGED | LINKS, key)
 
     def ask(self) -> None:
-        if self.pair.can_ask:
+        if self.files.can_ask:
             self.reader.ask_for_bell(frames.WATCHES)
 
     @property
     def is_rung(self) -> bool:
-        return self.pair.can_ask
+        return self.files.can_ask
 
     def refuse_vanished(self) -> None:
         """Raise LogVanished if the log's files were deleted, Closed if they were closed."""
-        refuse_vanished(self.pair)
+        refuse_vanished(self.files)
 
     def has_vanished(self) -> bool:
-        return self.pair.has_vanished()
+        return self.files.has_vanished()
 
 
 class RingWaiter(Handle):
@@ -289,7 +286,7 @@ class RingWaiter(Handle):
 
     def park(self, batch: Batch, seconds: float) -> None:
         if self._cursor.key_table is None:
-            sleeper = RingSleeper(self._reader, self._cursor.pair, self._polling(seconds))
+            sleeper = RingSleeper(self._reader, self._cursor.files, self._polling(seconds))
             batch.lie_down(sleeper, round(seconds * 1e9), BATCH, Record)
 
     def _polling(self, seconds: float) -> int:
@@ -305,10 +302,10 @@ class RingWaiter(Handle):
         """Do nothing: the cursor has the memory."""
 
 
-def refuse_vanished(pair: Pair) -> None:
+def refuse_vanished(files: SpoolFiles) -> None:
     """Raise LogVanished if the log's files were deleted, Closed if they were closed."""
-    if pair.has_vanished():
-        raise LogVanished(f"{pair.path} was deleted or replaced while it was open; open it again if it exists")
+    if files.has_vanished():
+        raise LogVanished(f"{files.path} was deleted or replaced while it was open; open it again if it exists")
 
 
 def end_of(reader: FrameReader, isolation: Isolation) -> search.Place:

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvspool.spool import format
-    from kvspool.spool.memory import Run
+    from kvspool.spool.memory import FrameRun
 
     Place = tuple[int, int]  # position of a frame in the ring, and its sequence
 
 
 def admit(
-    kept: list[Run], doubtful: list[Run], pads: list[Run], checkpoint: format.Checkpoint, capacity: int
-) -> tuple[list[Run], list[Run]]:
+    kept: list[FrameRun], doubtful: list[FrameRun], pads: list[FrameRun], checkpoint: format.Checkpoint, capacity: int
+) -> tuple[list[FrameRun], list[FrameRun]]:
     """Return the kept runs together with the doubtful ones that count, in order, and the remaining doubtful ones."""
     after = _successor(pads, capacity)
     rows = _rows(doubtful, after, capacity)
@@ -39,7 +39,7 @@ def admit(
     if not newer:
         ends[after(checkpoint.tail, checkpoint.next_seq)] = checkpoint.tail
     kept = list(kept)
-    left: list[list[Run]] = []
+    left: list[list[FrameRun]] = []
     for row in rows:
         begin, end = (row[0].start % capacity, row[0].first), after(row[-1].end, row[-1].last + 1)
         if begin in ends:
@@ -62,7 +62,7 @@ def admit(
     return kept, [run for row in [*left, given_up] for run in row]
 
 
-def _successor(pads: list[Run], capacity: int) -> Callable[[int, int], Place]:
+def _successor(pads: list[FrameRun], capacity: int) -> Callable[[int, int], Place]:
     """Return a function that returns the position of the frame with a sequence after a position: possibly after a pad."""
     padded = {(pad.start % capacity, pad.first) for pad in pads}
 
@@ -74,39 +74,39 @@ def _successor(pads: list[Run], capacity: int) -> Callable[[int, int], Place]:
     return after
 
 
-def _rows(doubtful: list[Run], after: Callable[[int, int], Place], capacity: int) -> list[list[Run]]:
+def _rows(doubtful: list[FrameRun], after: Callable[[int, int], Place], capacity: int) -> list[list[FrameRun]]:
     """Return the runs in rows, once around the ring: in each row, every run continues the previous one."""
-    rows: list[list[Run]] = []
+    rows: list[list[FrameRun]] = []
     for run in sorted(doubtful):
         if rows and after(rows[-1][-1].end, rows[-1][-1].last + 1) == (run.start % capacity, run.first):
             rows[-1].append(run)
         else:
             rows.append([run])
-    # The first one may continue the last one: the survey began in its middle.
+    # The first one may continue the last one: the scan began in its middle.
     if len(rows) > 1 and after(rows[-1][-1].end, rows[-1][-1].last + 1) == (rows[0][0].start % capacity, rows[0][0].first):
         rows[-1] += [run.moved(capacity) for run in rows.pop(0)]
     return rows
 
 
-def _is_long(row: list[Run], capacity: int) -> bool:
+def _is_long(row: list[FrameRun], capacity: int) -> bool:
     """Return whether a row is longer than what a killed writer can leave."""
     return sum(run.end - run.start for run in row) > capacity >> 2
 
 
-def _moved(row: list[Run], position: int, capacity: int) -> list[Run]:
+def _moved(row: list[FrameRun], position: int, capacity: int) -> list[FrameRun]:
     """Return the row at its first possible place from this position on."""
     laps = -(-(position - row[0].start) // capacity)
     return [run.moved(laps * capacity) for run in row]
 
 
-def _add(kept: list[Run], row: list[Run], checkpoint: format.Checkpoint) -> bool:
+def _add(kept: list[FrameRun], row: list[FrameRun], checkpoint: format.Checkpoint) -> bool:
     """Add a row to the kept runs if it fits between them; return whether it does."""
     at = bisect(kept, row[0])
     for before in kept[max(0, at - 1) : at]:
         is_known = before.first < checkpoint.next_seq
         if before.last >= row[0].first or (is_known and row[0].start < checkpoint.tail):
             return False
-    if any(behind.first <= row[-1].last for behind in kept[at : at + 1]):
+    if any(following.first <= row[-1].last for following in kept[at : at + 1]):
         return False
     kept[at:at] = row
     return True

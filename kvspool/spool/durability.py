@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import errno
 import threading
-from contextlib import suppress
 
 from kvspool import system
 from kvspool.engine import flushing
@@ -29,17 +28,17 @@ from kvspool.kernel import frames_py as frames
 from kvspool.kernel.frames import Ring
 from kvspool.kernel.group import FlushGroup
 from kvspool.spool import checkpoints, format
-from kvspool.spool.pair import Pair
+from kvspool.spool.spool_files import SpoolFiles
 from kvspool.system.handles import Handle
 
 
-class Flusher(Handle):
+class SpoolFlusher(Handle):
     """Flushes a log for one handle; all of its threads may use it."""
 
-    def __init__(self, pair: Pair) -> None:
-        self.pair = pair
-        self._words = Ring(pair.ring, pair.control, pair.seed)
-        self._group = FlushGroup(self._words, pair.control, frames.FLUSH_GROUP, frames.SYNC_LOCK)
+    def __init__(self, files: SpoolFiles) -> None:
+        self.files = files
+        self._words = Ring(files.ring, files.control, files.seed)
+        self._group = FlushGroup(self._words, files.control, frames.FLUSH_GROUP, frames.SYNC_LOCK)
         self._guard = threading.RLock()
         self._boot_id = system.port.boot_id()
 
@@ -49,7 +48,7 @@ class Flusher(Handle):
         Returns the sequence below which all records are on disk. Raises the errors of `flush_below`.
         """
         self.flush(timeout)
-        with self.pair.held_open():
+        with self.files.held_open():
             self.flush_control()
         return int(self._words.word(format.SYNCED_SEQ))
 
@@ -62,11 +61,11 @@ class Flusher(Handle):
 
         Raises Poisoned if the disk fails, or failed before; LockTimeout after `timeout` seconds, Closed, Reentered.
         """
-        with self.pair.held_open():
+        with self.files.held_open():
             if self._group.lock_fd < 0:
                 with self._guard:  # threads must not open two, which would exclude each other
-                    self._group.lock_fd = self.pair.sync_lock_fd
-            flushing.flush_for_all(self._group, sequence, timeout, self._flush, self.pair.path, self._error)
+                    self._group.lock_fd = self.files.sync_lock_fd
+            flushing.flush_for_all(self._group, sequence, timeout, self._flush, self.files.path, self._error)
 
     def _error(self) -> int:
         """Return the errno of the first failed flush."""
@@ -80,7 +79,7 @@ class Flusher(Handle):
 
     def flush_control(self) -> None:
         """Flush spool.ctl."""
-        self._flush_file(self.pair.control_fd)
+        self._flush_file(self.files.control_fd)
 
     # Flushing, under the sync lock.
 
@@ -88,20 +87,15 @@ class Flusher(Handle):
         """Flush a checkpoint together with its data, and publish the result."""
         state = checkpoints.state(self._words)
         synced = self._words.word(format.SYNCED)
-        at, raw = checkpoints.successor(self.pair.front, self.pair.header, state, synced, self._boot_id)
-        self._flush_file(self.pair.data_fd, raw, at)
-        checkpoints.announce(self.pair.control, state)
-        self._ring()
-
-    def _ring(self) -> None:
-        """Wake readers that wait for synced records. A reader that misses it polls, so errors don't matter."""
-        if self._words.ring_bell():
-            with suppress(OSError):
-                self.pair.wake()
+        at, raw = checkpoints.successor(self.files.front, self.files.header, state, synced, self._boot_id)
+        self._flush_file(self.files.data_fd, raw, at)
+        checkpoints.announce(self.files.control, state)
+        if self._words.ring_bell():  # a reader waits for synced records
+            self.files.wake()
 
     def _flush_file(self, fd: int, data: bytes = b"", at: int = 0) -> None:
         """Write `data` at `at` of a file, and flush the file. A failure poisons the log; OSError if this process may not write there."""
-        words = self.pair.control.cast("Q")
+        words = self.files.control.cast("Q")
         try:
             if data:
                 system.port.write(fd, data, at)
@@ -111,4 +105,4 @@ class Flusher(Handle):
                 raise
             # Immediately: no earlier call lets a signal handler raise, and the failure is not reported again.
             words[frames.SYNC_ERROR] = error.errno or errno.EIO
-            raise Poisoned(f"{self.pair.path}: the flush to disk failed ({error}); it takes no more records") from error
+            raise Poisoned(f"{self.files.path}: the flush to disk failed ({error}); it takes no more records") from error

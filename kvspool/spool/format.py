@@ -49,7 +49,7 @@ POLICIES = ("overwrite", "block", "raise")  # what a writer does with a full rin
 BLOCK = POLICIES.index("block")
 
 
-class Header(NamedTuple):
+class ControlHeader(NamedTuple):
     """Written by the creator, never changed."""
 
     magic: Annotated[bytes, "8s", "`KVSPOOL2`"]
@@ -96,7 +96,7 @@ class DataHeader(NamedTuple):
     crc: Annotated[int, "I", "CRC32C of the bytes before"]
 
 
-class Control(NamedTuple):
+class ControlWords(NamedTuple):
     """The changing words, from byte 256 of spool.ctl on."""
 
     head: Annotated[int, "Q", "position of the oldest frame kept; writers, append lock"]
@@ -120,7 +120,7 @@ class Control(NamedTuple):
     began: Annotated[int, "Q", "`came` as it was when the last flush began; sync lock"]
     goal: Annotated[int, "Q", "value of `came` once all waiters woken by that flush have returned; sync lock"]
     wanted: Annotated[int, "Q", "byte 0: a reader watches by inotify; byte 1: a reader sleeps on `rings`; publishers and flushers wake it"]
-    bell: Annotated[int, "Q", "a writer wakes by writing a byte here through the file, which inotify sees"]
+    wake: Annotated[int, "Q", "a writer wakes by writing a byte here through the file, which inotify sees"]
     rings: Annotated[int, "Q", "approximate number of wake-ups of sleeping readers; they sleep on its low half (a futex)"]
     wanted_reserved: Annotated[bytes, "40s", "zeros"]
     holder_id_low: Annotated[int, "Q", "last holder of the append lock: random id of the handle"]
@@ -129,7 +129,7 @@ class Control(NamedTuple):
     holder_start: Annotated[int, "Q", "when that process started, clock ticks since boot"]
     holder_boot: Annotated[int, "Q", "the first 8 bytes of the boot id"]
     holder_namespace: Annotated[int, "Q", "inode of the process's pid namespace"]
-    pending: Annotated[int, "Q", "not 0: number + 1 of the account of a batch under way; the next owner of the append lock resolves it"]
+    pending: Annotated[int, "Q", "not 0: number + 1 of the state of a batch under way; the next owner of the append lock resolves it"]
     holder_reserved: Annotated[bytes, "8s", "zeros"]
     lock: Annotated[int, "Q", "the append lock: its owner may append; 0: free; writers sleep on its low half (a futex)"]
     lock_reserved: Annotated[bytes, "56s", "zeros"]
@@ -167,7 +167,7 @@ class Echo(NamedTuple):
     head_echo: Annotated[int, "Q", "`head`, likewise; stored before a byte of a frame that `head` has passed is overwritten"]
 
 
-class Slot(NamedTuple):
+class ReaderSlot(NamedTuple):
     """A durable reader; 64 of them, 256 bytes each: this, two commits, 64 bytes of zeros. Changed under the slot's lock."""
 
     taken: Annotated[int, "Q", "0: free, and nothing else here counts; this store takes and frees; admin lock"]
@@ -205,7 +205,7 @@ class GapBucket(NamedTuple):
     gaps: Annotated[int, "Q", "approximate: readers that count at the same moment may lose one"]
 
 
-class KeyTable(NamedTuple):
+class KeyTableHead(NamedTuple):
     """The head of the key table; entries follow it, one after the other, from index 0 on."""
 
     used: Annotated[int, "Q", "bytes of entries that are published; 2^64 - 1: closed, no key is added any more; key lock"]
@@ -240,18 +240,18 @@ class Frame(NamedTuple):
     crc: Annotated[int, "I", "CRC32C of log id, the 28 bytes before, key and value"]
 
 
-HEADER = Layout(Header)
+HEADER = Layout(ControlHeader)
 EPOCH = Layout(Epoch)
 DATA_HEADER = Layout(DataHeader)
-CONTROL = Layout(Control)
+CONTROL = Layout(ControlWords)
 MOVES = Layout(Moves)
 CHECKPOINT = Layout(Checkpoint)
 ECHO = Layout(Echo)
-SLOT = Layout(Slot)
+SLOT = Layout(ReaderSlot)
 COMMIT = Layout(Commit)
 RATE_BUCKET = Layout(RateBucket)
 GAP_BUCKET = Layout(GapBucket)
-KEY_TABLE = Layout(KeyTable)
+KEY_TABLE = Layout(KeyTableHead)
 KEY_ENTRY = Layout(KeyEntry)
 INDEX_ENTRY = Layout(IndexEntry)
 FRAME = Layout(Frame)
@@ -272,7 +272,7 @@ DATA_START = PAGE
 
 SYNCED = (CONTROL_AT + CONTROL.offset("synced")) // 8
 SYNCED_SEQ = (CONTROL_AT + CONTROL.offset("synced_seq")) // 8
-BELL_AT = CONTROL_AT + CONTROL.offset("bell")
+WAKE_AT = CONTROL_AT + CONTROL.offset("wake")
 
 assert HEADER.size == DATA_HEADER.size == 128
 assert CHECKPOINT.size == 80

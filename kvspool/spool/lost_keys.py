@@ -17,12 +17,12 @@ from kvspool.spool.keys import KeyTable
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kvspool.spool.memory import Memory, Run
+    from kvspool.spool.memory import FrameRun, Memory
 
 BATCH = 256  # records read at once
 
 
-def close_table(memory: Memory, kept: list[Run]) -> None:
+def close_table(memory: Memory, kept: list[FrameRun]) -> None:
     """Under all locks: close the key table, on disk, if a kept record can't be decoded with it. Raises the system's OSError."""
     if memory.header.codec != Codec.KEYED:
         return
@@ -32,7 +32,7 @@ def close_table(memory: Memory, kept: list[Run]) -> None:
         memory.flush_control()  # before any word states that the control block is true
 
 
-def _keyed_values(memory: Memory, kept: list[Run]) -> Iterator[bytes]:
+def _keyed_values(memory: Memory, kept: list[FrameRun]) -> Iterator[bytes]:
     reader = memory.ring_reader()
     for run in kept:
         reader.position, reader.sequence = run.start, run.first

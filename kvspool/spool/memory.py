@@ -1,4 +1,4 @@
-"""What a recovery works on, and the rows of frames that it finds there."""
+"""The memory that a recovery works on, and the runs of frames that it finds there."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Memory(Protocol):
     front: memoryview
     ring: memoryview
     control: memoryview
-    header: format.Header
+    header: format.ControlHeader
 
-    def survey(self) -> FrameSurvey: ...
+    def scanner(self) -> FrameSurvey: ...
 
     def write_front(self, data: bytes, at: int) -> None: ...
 
@@ -32,10 +32,10 @@ class Memory(Protocol):
 
     def flush_control(self) -> None: ...
 
-    def account(self, kept: list[Run], *, is_forced: bool) -> None: ...
+    def update_producers(self, kept: list[FrameRun], *, is_forced: bool) -> None: ...
 
 
-class Run(NamedTuple):
+class FrameRun(NamedTuple):
     """A row of sound frames, or a pad (no frames); see `FrameSurvey`."""
 
     start: int
@@ -45,6 +45,6 @@ class Run(NamedTuple):
     timestamp: int
     frames: int
 
-    def moved(self, by: int) -> Run:
+    def moved(self, by: int) -> FrameRun:
         """Return the run, moved by so many bytes."""
         return self._replace(start=self.start + by, end=self.end + by)

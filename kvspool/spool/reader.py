@@ -32,8 +32,8 @@ from kvspool.system.handles import Handle
 
 if TYPE_CHECKING:
     from kvspool.kernel.frames_py import FrameReader
-    from kvspool.spool.pair import Pair
     from kvspool.spool.search import Place
+    from kvspool.spool.spool_files import SpoolFiles
 
 AFTER_DEATH = 50  # polls, 2 ms apart, of a lock whose holder has ended
 
@@ -47,11 +47,11 @@ class SpoolReader(Reader):
     _slots: slots.Slots
     _slot: slots.Slot
     _committed: format.Commit
-    _files: Pair  # with the slot, and the position of `_known`
+    _slot_files: SpoolFiles  # with the slot, and the position of `_known`
     _known: Place  # the reader's, or an earlier one of its cursor
 
     def __init__(
-        self, live: Callable[[], Pair], name: str, start: Start, timeout: float, isolation: Isolation = "appended"
+        self, live: Callable[[], SpoolFiles], name: str, start: Start, timeout: float, isolation: Isolation = "appended"
     ) -> None:
         super().__init__(name, isolation)
         self._raw_name = slots.encode_name(name)
@@ -70,19 +70,19 @@ class SpoolReader(Reader):
     # Reading.
 
     def _cursor(self, end: int | None) -> Cursor:
-        cursor = _Cursor(self._pair(), self._place(), None, self)
+        cursor = _Cursor(self._files(), self._place(), None, self)
         if end is not None:
             cursor.end = search.find(cursor.reader, end)
         return cursor
 
     def _end(self) -> int:
-        return end_of(self._pair().reader(0, 0), self.isolation)[1]
+        return end_of(self._files().reader(0, 0), self.isolation)[1]
 
     def _view(self, cursor: Any) -> AbstractContextManager[memoryview]:
         return views.view(cursor)
 
     def _note(self, cursor: Any) -> None:
-        if cursor.pair is self._files:
+        if cursor.files is self._slot_files:
             self._known = cursor.reader.position, cursor.reader.sequence
 
     def _place(self) -> Place:
@@ -91,7 +91,7 @@ class SpoolReader(Reader):
         if turn is not None and turn.cursor.sequence == self._sequence:
             self._note(turn.cursor)
         if self._known[1] != self._sequence:
-            self._known = search.onward(self._files.reader(0, 0), self._known, self._sequence)
+            self._known = search.onward(self._slot_files.reader(0, 0), self._known, self._sequence)
         return self._known
 
     def may_wait_for(self, sequence: int) -> bool:
@@ -101,33 +101,33 @@ class SpoolReader(Reader):
     # Moving.
 
     def _find(self, start: Start) -> int:
-        self._known = self._place_of(self._pair(), start)
+        self._known = self._place_of(self._files(), start)
         return self._known[1]
 
-    def _place_of(self, pair: Pair, start: Start) -> Place:
-        reader = pair.reader(0, 0)
+    def _place_of(self, files: SpoolFiles, start: Start) -> Place:
+        reader = files.reader(0, 0)
         return end_of(reader, self.isolation) if start == "latest" else search.find(reader, start)
 
     def _lag(self) -> Lag:
-        return measure(self._files.reader(0, 0), self._place())
+        return measure(self._slot_files.reader(0, 0), self._place())
 
     def _store(self) -> None:
-        pair = self._files
-        self._store_in(pair)
+        files = self._slot_files
+        self._store_in(files)
         machine.fence()
-        while pair.may_have_moved:
+        while files.may_have_moved:
             # A resize may have copied the slot before we stored: wait until it is over, and then check where the log is.
             with self._appending():
                 pass
-            before, pair = pair, self._pair()
-            if pair is before:
+            before, files = files, self._files()
+            if files is before:
                 break
-            self._store_in(pair)
+            self._store_in(files)
 
-    def _store_in(self, pair: Pair) -> None:
+    def _store_in(self, files: SpoolFiles) -> None:
         """Store the reader's position in its slot in these files."""
         place = self._place()
-        if not pair.header.policy:
+        if not files.header.policy:
             self._committed = self._slot.move(place, system.port.now(), self._committed)
         elif place[0] < self._committed.position or self._slot.is_evicted(self._committed):
             # No writer may overwrite anything meanwhile, and all must reread the slots afterwards.
@@ -146,9 +146,9 @@ class SpoolReader(Reader):
     # Opening and closing.
 
     def _check_open(self) -> None:
-        self._pair()
+        self._files()
 
-    def _pair(self) -> Pair:
+    def _files(self) -> SpoolFiles:
         """Return the open files; in a forked child, take the slot again first."""
         if self._is_closed:
             raise Closed(self._closed_words())
@@ -156,55 +156,55 @@ class SpoolReader(Reader):
             self.forked()  # a raw fork without notification
         if self._file is None:
             self._attach()
-        pair = self._live()
-        if pair is not self._files:
-            self._move(pair)
-        return pair
+        files = self._live()
+        if files is not self._slot_files:
+            self._move(files)
+        return files
 
-    def _move(self, pair: Pair) -> None:
+    def _move(self, files: SpoolFiles) -> None:
         """Continue in the log's files after a resize. The slot has the same number there, and the same lock."""
-        all_slots = slots.Slots(pair.control, pair.header.log_id)
+        all_slots = slots.Slots(files.control, files.header.log_id)
         slot = all_slots.slot(self._slot.number)
         self._committed = slot.commit()
         self._slots, self._slot = all_slots, slot
-        self._known = search.find(pair.reader(0, 0), self._sequence)[0], self._sequence
-        self._files = pair
+        self._known = search.find(files.reader(0, 0), self._sequence)[0], self._sequence
+        self._slot_files = files
         self._turn = None
 
     def _attach(self) -> None:
         """Take the slot and its lock, and move to the committed position."""
         with administering(self._live, self._timeout) as admin:
-            pair = admin.pair
-            self._slots = slots.Slots(pair.control, pair.header.log_id)
+            files = admin.files
+            self._slots = slots.Slots(files.control, files.header.log_id)
             slot = self._slots.find(self._raw_name)
             if slot is not None:
                 admin.lock(slot)
                 self._committed = slot.commit()
-                self._known = resume(pair.reader(0, 0), self.name, self._committed)
+                self._known = resume(files.reader(0, 0), self.name, self._committed)
                 slot.sign()
             else:
                 slot = admin.lock_free(self._slots)
                 slot.sign()
-                self._take(pair, admin.file, slot)
+                self._take(files, admin.file, slot)
             self._slot = slot
-            self._files = pair
+            self._slot_files = files
             self._sequence = self._known[1]
             self._process = system.port.process_id()
             self._file = admin.keep()
 
-    def _take(self, pair: Pair, file: Descriptor, slot: slots.Slot) -> None:
+    def _take(self, files: SpoolFiles, file: Descriptor, slot: slots.Slot) -> None:
         """Assign a free slot to this reader. If writers wait for readers, none may overwrite anything meanwhile."""
-        with _appending(pair, file, self._timeout) if pair.header.policy else nullcontext():
-            self._known = self._place_of(pair, self._start)
-            if pair.header.policy:
+        with _appending(files, file, self._timeout) if files.header.policy else nullcontext():
+            self._known = self._place_of(files, self._start)
+            if files.header.policy:
                 self._slots.announce()
             self._committed = slot.take(self._raw_name, self._known, system.port.now())
 
     @contextmanager
     def _appending(self) -> Iterator[None]:
-        pair = self._pair()
+        files = self._files()
         assert self._file is not None
-        with _appending(pair, self._file, self._timeout):
+        with _appending(files, self._file, self._timeout):
             yield
 
     def _release(self) -> None:
@@ -224,8 +224,8 @@ class SpoolReader(Reader):
 class _Cursor(Cursor):
     """A cursor that knows whether the writers should have waited for it."""
 
-    def __init__(self, pair: Pair, place: Place, end: Place | None, owner: SpoolReader) -> None:
-        super().__init__(pair, place, end, "overrun", owner.isolation)
+    def __init__(self, files: SpoolFiles, place: Place, end: Place | None, owner: SpoolReader) -> None:
+        super().__init__(files, place, end, "overrun", owner.isolation)
         self._owner = owner
 
     def overrun_reason(self) -> str:
@@ -235,8 +235,8 @@ class _Cursor(Cursor):
 class Admin(Handle):
     """A descriptor that holds the admin lock, and further locks."""
 
-    def __init__(self, pair: Pair, file: Descriptor) -> None:
-        self.pair = pair
+    def __init__(self, files: SpoolFiles, file: Descriptor) -> None:
+        self.files = files
         self.file = file
         self.fd = file.number
         self.is_kept = False
@@ -252,14 +252,14 @@ class Admin(Handle):
             if not slot.has_lost_its_holder:
                 break
             system.port.sleep(locks.LONGEST_PAUSE)
-        raise ReaderBusy(f"the reader {slot.name!r} of {self.pair.path} is open in {slot.holder}")
+        raise ReaderBusy(f"the reader {slot.name!r} of {self.files.path} is open in {slot.holder}")
 
     def lock_free(self, all_slots: slots.Slots) -> slots.Slot:
         """Return a free slot, locked. Raises TooManyReaders."""
         for slot in map(all_slots.slot, format.SLOTS):
             if not slot.is_taken and system.port.try_lock(self.fd, format.READER_LOCKS + slot.number):
                 return slot
-        raise TooManyReaders(f"{self.pair.path} has {len(format.SLOTS)} durable readers, which is the maximum; delete one")
+        raise TooManyReaders(f"{self.files.path} has {len(format.SLOTS)} durable readers, which is the maximum; delete one")
 
     def keep(self) -> Descriptor:
         """Return the descriptor with its slot's lock; it stays open."""
@@ -268,17 +268,17 @@ class Admin(Handle):
 
 
 @contextmanager
-def administering(live: Callable[[], Pair], timeout: float) -> Iterator[Admin]:
+def administering(live: Callable[[], SpoolFiles], timeout: float) -> Iterator[Admin]:
     """Hold the admin lock for the `with` block, on its own descriptor; meanwhile no process resizes the log that `live` returns."""
-    pair = live()
-    if not pair.can_ask:
-        raise pair.refusal("keep readers in")
+    files = live()
+    if not files.can_ask:
+        raise files.refusal("keep readers in")
     process = system.port.process_id()
-    file = pair.open_lock()
-    admin = Admin(pair, file)
+    file = files.open_lock()
+    admin = Admin(files, file)
     try:
         with locks.held(file, format.ADMIN_LOCK, timeout, lambda: "another process opens or deletes a reader, or resizes the log"):
-            admin.pair = live()
+            admin.files = live()
             yield admin
     finally:
         if not admin.is_kept:
@@ -286,8 +286,8 @@ def administering(live: Callable[[], Pair], timeout: float) -> Iterator[Admin]:
 
 
 @contextmanager
-def _appending(pair: Pair, file: Descriptor, timeout: float) -> Iterator[None]:
-    with locks.appending(pair.append_lock_by(file.number), timeout, lambda: "another process appends", file):
+def _appending(files: SpoolFiles, file: Descriptor, timeout: float) -> Iterator[None]:
+    with locks.appending(files.append_lock_by(file.number), timeout, lambda: "another process appends", file):
         yield
 
 
@@ -318,25 +318,25 @@ def measure(reader: FrameReader, place: Place) -> Lag:
     return Lag(search.count(reader, sequence, (tail, next_sequence)), max(0, tail - position), age)
 
 
-def listing(pair: Pair) -> list[ReaderStats]:
+def listing(files: SpoolFiles) -> list[ReaderStats]:
     """Return the state of each durable reader, by name."""
     found = []
-    for slot in slots.Slots(pair.control, pair.header.log_id).taken():
-        is_open = pair.is_locked(format.READER_LOCKS + slot.number)
+    for slot in slots.Slots(files.control, files.header.log_id).taken():
+        is_open = files.is_locked(format.READER_LOCKS + slot.number)
         commit = slot.newest()
         if commit is None:
             found.append(ReaderStats(slot.name, None, None, 0, is_open, False, True, slot.number))
             continue
-        lag = measure(pair.reader(0, 0), (commit.position, commit.sequence))
+        lag = measure(files.reader(0, 0), (commit.position, commit.sequence))
         is_expired = slot.is_evicted(commit)
         found.append(ReaderStats(slot.name, commit.sequence, lag, commit.updated, is_open, is_expired, False, slot.number))
     return sorted(found, key=lambda one: (one.name, one.slot))
 
 
-def slowest(pair: Pair) -> str:
+def slowest(files: SpoolFiles) -> str:
     """Name the reader for which writers wait; a hint, since all of them may have moved on meanwhile."""
     waited_for = None
-    for slot in slots.Slots(pair.control, pair.header.log_id).taken():
+    for slot in slots.Slots(files.control, files.header.log_id).taken():
         commit = slot.newest()
         if commit is None:
             return f"the reader {slot.name!r} is damaged (slot {slot.number}); delete it"
@@ -345,25 +345,25 @@ def slowest(pair: Pair) -> str:
     if waited_for is None:
         return "no reader has pending records any more; try again"
     slot, commit = waited_for
-    is_open = pair.is_locked(format.READER_LOCKS + slot.number)
-    behind = measure(pair.reader(0, 0), (commit.position, commit.sequence)).records
-    return f"the reader {slot.name!r} has {behind} pending records ({f'open in {slot.holder}' if is_open else 'not open'})"
+    is_open = files.is_locked(format.READER_LOCKS + slot.number)
+    pending = measure(files.reader(0, 0), (commit.position, commit.sequence)).records
+    return f"the reader {slot.name!r} has {pending} pending records ({f'open in {slot.holder}' if is_open else 'not open'})"
 
 
-def delete(live: Callable[[], Pair], name: str | int, timeout: float) -> None:
+def delete(live: Callable[[], SpoolFiles], name: str | int, timeout: float) -> None:
     """Free the slot of a reader by name, or by number."""
     with administering(live, timeout) as admin:
-        pair = admin.pair
-        all_slots = slots.Slots(pair.control, pair.header.log_id)
+        files = admin.files
+        all_slots = slots.Slots(files.control, files.header.log_id)
         if isinstance(name, str):
             slot = all_slots.find(slots.encode_name(name))
         else:
             slot = all_slots.slot(name) if name in format.SLOTS else None
         if slot is None or not slot.is_taken:
-            _refuse_unknown(pair, name)
+            _refuse_unknown(files, name)
         admin.lock(slot)
         slot.release()
 
 
-def _refuse_unknown(pair: Pair, name: str | int) -> NoReturn:
-    raise NoSuchReader(f"{pair.path} has no durable reader {name!r}")
+def _refuse_unknown(files: SpoolFiles, name: str | int) -> NoReturn:
+    raise NoSuchReader(f"{files.path} has no durable reader {name!r}")

@@ -26,8 +26,9 @@ from kvspool.engine.damage import VerifyReport
 from kvspool.errors import Corruption
 from kvspool.kernel import frames_py as frames
 from kvspool.spool import checkpoints, recovery, verify
+from kvspool.spool.findings import Findings
 from kvspool.spool.memory import Memory
-from kvspool.spool.pair import Pair
+from kvspool.spool.spool_files import SpoolFiles
 
 if TYPE_CHECKING:
     from kvspool.kernel.frames_py import FrameReader
@@ -55,20 +56,20 @@ def repair(path: str | os.PathLike[str], *, timeout: float = TIMEOUT) -> RepairR
     is unchanged, and `salvage` copies its records. LogNotFound, FormatError, Corruption if not even the headers are sound: then only
     `salvage` helps. PermissionError without write permission.
     """
-    pair = Pair(Path(os.path.abspath(path)))
+    files = SpoolFiles(Path(os.path.abspath(path)))
     try:
-        if not pair.is_writable:
-            raise pair.refusal("repair")
-        with recovery.exclusively(pair, timeout):
+        if not files.is_writable:
+            raise files.refusal("repair")
+        with recovery.exclusively(files, timeout):
             boot_id = system.port.boot_id()
-            failed = pair.control.cast("Q")[frames.SYNC_ERROR]
-            done = recovery.recover_files(pair, boot_id, mend)
-            return RepairReport(str(pair.path), failed, done, verify.verify_pair(pair))
+            failed = files.control.cast("Q")[frames.SYNC_ERROR]
+            done = recovery.recover_files(files, boot_id, mend)
+            return RepairReport(str(files.path), failed, done, verify.verify_files(files))
     finally:
-        pair.close()
+        files.close()
 
 
-def mend(memory: Memory, boot_id: bytes, now: int) -> recovery.Findings | None:
+def mend(memory: Memory, boot_id: bytes, now: int) -> Findings | None:
     """Under all locks: repair the log; return the findings if the control block had to be recreated.
 
     Raises the system's OSError; the log is poisoned then.
@@ -76,7 +77,7 @@ def mend(memory: Memory, boot_id: bytes, now: int) -> recovery.Findings | None:
     echo = recovery.newer_end(memory, boot_id)
     if echo is None and recovery.is_epoch_true(memory, boot_id) and _makes_sense(memory.reader(0, 0)):
         with recovery.poisoning(memory):
-            _write_anew(memory, boot_id)
+            _rewrite(memory, boot_id)
         return None
     words = memory.control.cast("Q")
     words[frames.SYNC_ERROR] = words[frames.SYNC_ERROR] or errno.EIO  # open handles must not append to a half-recovered log
@@ -98,7 +99,7 @@ def _makes_sense(reader: FrameReader) -> bool:
     return bool(reader.find_frame(head, tail, next_sequence, frames.NOTHING) == tail)
 
 
-def _write_anew(memory: Memory, boot_id: bytes) -> None:
+def _rewrite(memory: Memory, boot_id: bytes) -> None:
     """Under all locks: flush every page, then a checkpoint, then reset the error of the failed flush."""
     words = memory.control.cast("Q")
     state = checkpoints.state(memory.reader(0, 0))

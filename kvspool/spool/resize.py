@@ -14,8 +14,8 @@ that directory is the old log. The next resize removes it. The new pair is flush
 
 **No append before the flush of the parent directory.** The new pair begins with its word `moved` set, too, and the resize resets it after
 that flush. If the flush fails, the resize is done nevertheless: all handles continue in the new files, and it raises NameNotDurable.
-Writers that find the word set flush the directory themselves before they append (`Pair.stay`). So no crash of the machine that restores the
-old files can cost a record appended to the new ones.
+Writers that find the word set flush the directory themselves before they append (`SpoolFiles.stay`). So no crash of the machine that
+restores the old files can cost a record appended to the new ones.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import errno
 import os
 import struct
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,11 +36,10 @@ from kvspool.errors import Corruption, NameNotDurable, Poisoned, SpoolFull
 from kvspool.kernel import frames_py as frames
 from kvspool.kernel import machine
 from kvspool.options import DURABILITIES
-from kvspool.spool import epochs, format, restored, search, slots
-from kvspool.spool import pair as pairs
-from kvspool.spool.durability import Flusher
-from kvspool.spool.pair import Pair
+from kvspool.spool import creation, epochs, format, restored, search, slots
+from kvspool.spool.durability import SpoolFlusher
 from kvspool.spool.reader import administering
+from kvspool.spool.spool_files import SpoolFiles
 from kvspool.system import disk, holders
 from kvspool.system.descriptor import Descriptor
 
@@ -51,7 +50,7 @@ BATCH = 256  # records copied at once
 NEARLY = 1 << 20  # bytes; at most so many are left to copy while writers wait
 ROUNDS = 8  # of copying records appended meanwhile; then writers wait for the rest
 _SUFFIX = ".resize"  # of the temporary name
-_FILES = {format.CONTROL_FILE, format.DATA_FILE, format.LOCK_FILE, *pairs.LEDGER_FILES}
+_NAMES = {format.CONTROL_FILE, format.DATA_FILE, format.LOCK_FILE, *creation.PRODUCER_FILES}
 
 Progress = Callable[[int, int], None]
 
@@ -69,11 +68,11 @@ class Resized(msgspec.Struct, frozen=True):
     dropped: int
 
 
-def resize(live: Callable[[], Pair], capacity: int, timeout: float, progress: Progress | None = None) -> Resized:
+def resize(live: Callable[[], SpoolFiles], capacity: int, timeout: float, progress: Progress | None = None) -> Resized:
     """Change the log whose open files `live` returns to a ring of `capacity` bytes; see `kvspool.resize`."""
     # Held open: if a thread closes the handle meanwhile, we keep the files, which show whether the two were exchanged.
-    with administering(live, timeout) as admin, admin.pair.held_open():
-        old = admin.pair
+    with administering(live, timeout) as admin, admin.files.held_open():
+        old = admin.files
         path = Path(os.path.realpath(old.path))
         if not (old.can_write and old.can_ask):
             raise old.refusal("resize")
@@ -93,14 +92,14 @@ def resize(live: Callable[[], Pair], capacity: int, timeout: float, progress: Pr
             if isinstance(error, OSError) and not isinstance(error, NameNotDurable):
                 error.add_note(f"while resizing the spool {path} to {capacity} bytes")
             if old.is_in_place():
-                pairs.discard(building)  # otherwise it is the old log, which the next resize removes
+                creation.discard(building)  # otherwise it is the old log, which the next resize removes
             raise
-        pairs.discard(building)
+        creation.discard(building)
         return done
 
 
 def _refuse_others_files(path: Path) -> None:
-    others = set(system.port.names(path)) - _FILES
+    others = set(system.port.names(path)) - _NAMES
     if others:
         words = f"the log's directory holds other files ({', '.join(sorted(others)[:3])}); move them away before the resize"
         raise OSError(errno.ENOTEMPTY, words, os.fspath(path))
@@ -112,7 +111,7 @@ def _remove_leftovers(path: Path) -> None:
     if left:
         disk.flush_directory(path.parent)  # they may be the old files, and on disk still have the log's name
     for name in left:
-        pairs.discard(path.parent / name)
+        creation.discard(path.parent / name)
 
 
 def _is_leftover(name: str, path: Path) -> bool:
@@ -120,7 +119,7 @@ def _is_leftover(name: str, path: Path) -> bool:
     return name == f".{path.name}.{log_id}{_SUFFIX}" and len(log_id) == 32
 
 
-def _build(old: Pair, building: Path, log_id: bytes, capacity: int) -> _Resizing:
+def _build(old: SpoolFiles, building: Path, log_id: bytes, capacity: int) -> _Resizing:
     """Create the new, empty pair with the permissions and the lock file of the old one."""
     header = old.header._replace(
         control_bytes=format.control_bytes(capacity),
@@ -131,13 +130,13 @@ def _build(old: Pair, building: Path, log_id: bytes, capacity: int) -> _Resizing
     )
     epoch = epochs.newest(old.control, old.header.log_id)
     system.port.make_directory(building, 0o700)
-    touched = pairs.touchable(capacity) if DURABILITIES[old.header.durability] != "disk" else 0
-    pairs.fill(building, header, 0o600, None if epoch is None else epoch[1], touched)
+    touched = creation.touchable(capacity) if DURABILITIES[old.header.durability] != "disk" else 0
+    creation.fill(building, header, 0o600, None if epoch is None else epoch[1], touched)
     lock_file = format.LOCK_FILE if old.header.resizes else format.CONTROL_FILE
     system.port.link(old.path / lock_file, building / format.LOCK_FILE)
     for name in (format.DATA_FILE, format.CONTROL_FILE, ""):
         _give_rights(old.path / name, building / name)
-    return _Resizing(old, Pair(building, allow_unsafe_fs=old.allow_unsafe_fs))
+    return _Resizing(old, SpoolFiles(building, allow_unsafe_fs=old.allow_unsafe_fs))
 
 
 def _give_rights(old: Path, new: Path) -> None:
@@ -156,7 +155,7 @@ def _give_rights(old: Path, new: Path) -> None:
 class _Resizing:
     """Copies one pair into another that no other process sees yet."""
 
-    def __init__(self, old: Pair, new: Pair) -> None:
+    def __init__(self, old: SpoolFiles, new: SpoolFiles) -> None:
         """Begin at the first record that can have room. The new ring begins after position 0: earlier positions are overrun ones."""
         self.old = old
         self.new = new
@@ -205,8 +204,7 @@ class _Resizing:
                     old_words[frames.MOVED] = 0
                 raise
             self.reader.rouse()  # all readers wake and sleep again on the new one
-            with suppress(OSError):
-                self.old.wake()
+            self.old.wake()
             disk.flush_directory(path.parent, done=f"{path} was resized to {self.capacity} bytes")
             self.words[frames.MOVED] = 0
         return done
@@ -234,12 +232,12 @@ class _Resizing:
             if reader.stop == frames.JUMPED:
                 reader.sequence = reader.sequence_found  # numbers that were left out; `put_copy` leaves them out, too
             elif reader.stop == frames.OVERRUN:
-                self._begin_anew()
+                self._begin_again()
             elif reader.stop == frames.DAMAGED:
                 raise Corruption(f"{self.old.path} is damaged at record {reader.sequence}: a resize would lose salvageable records")
         writer.publish()
 
-    def _begin_anew(self) -> None:
+    def _begin_again(self) -> None:
         """Continue at the present oldest record; all copied records are older than it, and no longer in the log."""
         self.writer.publish()
         self.oldest = search.find(self.old.reader(0, 0), "earliest")
@@ -266,14 +264,14 @@ class _Resizing:
             old.key_table.copy_to(new.key_table)
         new.control[format.RATES_AT : format.SLOTS_AT] = old.control[format.RATES_AT : format.SLOTS_AT]
         self._copy_slots(reader, kept)
-        old.copy_accounts(new)
+        old.copy_producers(new)
         self.words[frames.MOVED] = 1  # until the directory is on disk
         self._flush()
         return Resized(str(old.path), old.header.capacity, self.capacity, next_sequence - kept, max(0, kept - first))
 
     def _refuse_older(self) -> None:
         """Raise Corruption if spool.ctl was restored from an older copy meanwhile: records after its tail would be lost."""
-        if restored.is_behind(self.old.front, self.old.control):
+        if restored.is_older(self.old.front, self.old.control):
             older = f"{self.old.path / format.CONTROL_FILE} is older than the data: it was restored from a copy during the resize"
             raise Corruption(f"{older}; nothing was changed: open the log again, which recovers it, and then resize it")
 
@@ -304,6 +302,6 @@ class _Resizing:
     def _flush(self) -> None:
         """Flush the new pair."""
         try:
-            Flusher(self.new).flush_alone()
+            SpoolFlusher(self.new).flush_alone()
         except Poisoned as error:  # not of the log, but of its replacement
             raise error.__cause__ or error from None

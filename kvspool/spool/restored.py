@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 UNDER_WAY = 1  # added to the echo, as every position is a multiple of 8
 
 
-def is_behind(front: memoryview, control: memoryview) -> bool:
+def is_older(front: memoryview, control: memoryview) -> bool:
     """Return whether the control block seems to be older than the data.
 
     Writers store tail and head before each echo. So the echoes, loaded first, are never ahead.
@@ -127,13 +127,13 @@ def _newest(memory: Memory) -> int:
 
 def _runs(memory: Memory, start: int, stop: int) -> list[tuple[int, int, int, int, int]]:
     """Return the rows of sound frames between two positions: start, end, first and last sequence, last timestamp."""
-    survey = memory.survey()
+    scanner = memory.scanner()
     runs = []
-    while survey.next_run(start, stop, 0, frames.NOTHING):
-        if survey.frames:
-            runs.append((survey.start, survey.position, survey.first, survey.last, survey.newest))
-        start = survey.position if survey.frames else survey.start + frames.HEADER
-    survey.close()
+    while scanner.next_run(start, stop, 0, frames.NOTHING):
+        if scanner.frames:
+            runs.append((scanner.start, scanner.position, scanner.first, scanner.last, scanner.newest))
+        start = scanner.position if scanner.frames else scanner.start + frames.HEADER
+    scanner.close()
     return runs
 
 

@@ -21,7 +21,7 @@ from kvspool.errors import Corruption, LogNotFound, NotALog
 from kvspool.kernel import frames_py as frames
 from kvspool.kernel.frames import FrameReader, FrameSurvey
 from kvspool.record import STRUCTURED, Codec
-from kvspool.spool import format, pair
+from kvspool.spool import creation, format
 from kvspool.spool.appending import Prepared
 from kvspool.spool.keys import KeyTable
 from kvspool.spool.spool import Spool
@@ -82,14 +82,14 @@ def salvage(
         filesystems.refuse_unsafe(goal.parent)
         with _ring(fd, min(size, found.capacity), found.log_id) as ring:
             capacity = _capacity(ring, max(found.capacity, size))
-            made = pair.create(
+            made = creation.create(
                 goal,
                 capacity=capacity,
                 codec=found.codec,
                 mode=status.st_mode & 0o666 | 0o600,
                 policy=found.policy,
                 reader_expiry=found.reader_expiry,
-                touched=pair.touchable(capacity),
+                touched=creation.touchable(capacity),
             )
             with Spool(made, is_new=True) as log:
                 if made.key_table is not None:
@@ -259,11 +259,11 @@ def _capacity(ring: _Ring, most: int) -> int:
     return min(wanted, -(-max(most, format.LEAST_CAPACITY) // format.PAGE) * format.PAGE)
 
 
-def _runs(survey: FrameSurvey, size: int) -> Iterator[_Run]:
+def _runs(scanner: FrameSurvey, size: int) -> Iterator[_Run]:
     """Yield the runs of sound frames in the ring."""
     position = 0
-    while survey.next_run(position, size, 0, frames.NOTHING):
-        if survey.frames:
-            yield _Run(survey.first, survey.last, survey.start, survey.position, survey.frames)
-        position = survey.position if survey.frames else survey.start + frames.HEADER
-    survey.close()
+    while scanner.next_run(position, size, 0, frames.NOTHING):
+        if scanner.frames:
+            yield _Run(scanner.first, scanner.last, scanner.start, scanner.position, scanner.frames)
+        position = scanner.position if scanner.frames else scanner.start + frames.HEADER
+    scanner.close()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvspool import system
-from kvspool.engine import ledger
+from kvspool.engine import producer_table
 from kvspool.engine.damage import MOST_PLACES, Damage, VerifyReport
 from kvspool.kernel import frames_py as frames
 from kvspool.options import Progress
@@ -17,7 +17,7 @@ from kvspool.spool import format, search, slots
 
 if TYPE_CHECKING:
     from kvspool.kernel.frames_py import FrameReader
-    from kvspool.spool.pair import Pair
+    from kvspool.spool.spool_files import SpoolFiles
 
 BATCH = 256  # records checked between two calls of `progress`
 
@@ -101,12 +101,12 @@ class _Look:
             self._broken = None
 
 
-def verify_pair(pair: Pair, progress: Progress | None = None) -> VerifyReport:
+def verify_files(files: SpoolFiles, progress: Progress | None = None) -> VerifyReport:
     """Check every present record; `progress(done, all)` is called with bytes. Raises Corruption if the log's end is unknown."""
-    look = _Look(pair.reader(0, 0))
+    look = _Look(files.reader(0, 0))
     look.go(progress or (lambda done, all: None))
     return VerifyReport(
-        path=str(pair.path),
+        path=str(files.path),
         format="spool",
         records=look.records,
         bytes=look.bytes,
@@ -116,24 +116,24 @@ def verify_pair(pair: Pair, progress: Progress | None = None) -> VerifyReport:
         damaged=look.damaged[:MOST_PLACES],
         left_out=look.left_out,
         overrun=look.overrun,
-        problems=[*_problems(pair), *ledger.problems(pair.path, pair.origin)],
-        sync_error=pair.control.cast("Q")[frames.SYNC_ERROR],
+        problems=[*_problems(files), *producer_table.problems(files.path, files.origin)],
+        sync_error=files.control.cast("Q")[frames.SYNC_ERROR],
     )
 
 
-def _problems(pair: Pair) -> list[str]:
+def _problems(files: SpoolFiles) -> list[str]:
     """Return the faults of the headers, which are reread from the files, the key table and the durable readers."""
     found = []
     for name, fd, size in (
-        (format.CONTROL_FILE, pair.control_fd, format.HEADER.size),
-        (format.DATA_FILE, pair.data_fd, format.DATA_HEADER.size),
+        (format.CONTROL_FILE, files.control_fd, format.HEADER.size),
+        (format.DATA_FILE, files.data_fd, format.DATA_HEADER.size),
     ):
-        with pair.held_open():
+        with files.held_open():
             raw = system.port.read(fd, size, 0)
         if format.checksum(raw[:-4]) != int.from_bytes(raw[-4:], "little"):
             found.append(f"{name}: the checksum of its header doesn't match")
-    if pair.key_table is not None and not pair.key_table.is_whole():
-        known = len(pair.key_table.indexes)
+    if files.key_table is not None and not files.key_table.is_whole():
+        known = len(files.key_table.indexes)
         found.append(f"the key table has lost all keys after {known}: records that name later ones can't be decoded")
-    lost = [slot for slot in slots.Slots(pair.control, pair.header.log_id).taken() if slot.newest() is None]
+    lost = [slot for slot in slots.Slots(files.control, files.header.log_id).taken() if slot.newest() is None]
     return found + [f"the durable reader {slot.name!r} (slot {slot.number}) has lost its position; delete it" for slot in lost]

@@ -28,7 +28,7 @@ from kvspool.system.handles import Handle
 
 if TYPE_CHECKING:
     from kvspool.spool.cursor import Cursor
-    from kvspool.spool.pair import Pair
+    from kvspool.spool.spool_files import SpoolFiles
 
 
 @contextmanager
@@ -58,37 +58,37 @@ class _Pin(Handle):
 
     def take(self, cursor: Cursor, end: int) -> list[memoryview]:
         """Return the value of the next frame before `end`, pinned; nothing if there is none, and the reader has the reason."""
-        pair, reader = cursor.pair, cursor.reader
+        files, reader = cursor.files, cursor.reader
         position, sequence = reader.position, reader.sequence
         found = reader.find(end)
         if found is None:
             return []
         value_at, length, offset, stored = found
         start = reader.position - stored
-        self._lock(pair, offset, stored)
+        self._lock(files, offset, stored)
         if reader.head() > start:
             self.release()
             reader.position, reader.sequence = position, sequence
             reader.find(end)  # reports the overrun
             return []
-        return [pair.ring[value_at : value_at + length]]
+        return [files.ring[value_at : value_at + length]]
 
-    def _lock(self, pair: Pair, offset: int, stored: int) -> None:
+    def _lock(self, files: SpoolFiles, offset: int, stored: int) -> None:
         """Pin some bytes of the ring, so that every writer that moves `head` after our next check of it sees the pin."""
-        if not pair.can_ask:
-            raise pair.refusal("pin records of")
-        self._file = Descriptor(pair.path / format.DATA_FILE, os.O_RDONLY)
+        if not files.can_ask:
+            raise files.refusal("pin records of")
+        self._file = Descriptor(files.path / format.DATA_FILE, os.O_RDONLY)
         fd = self._file.number
-        with pair.held_open():
-            is_same = os.path.sameopenfile(fd, pair.data_fd)
+        with files.held_open():
+            is_same = os.path.sameopenfile(fd, files.data_fd)
         if not is_same:
             self.release()
-            if pair.successor() is None:
-                raise LogVanished(f"{pair.path} was deleted or replaced while it was open; open it again if it exists")
+            if files.successor() is None:
+                raise LogVanished(f"{files.path} was deleted or replaced while it was open; open it again if it exists")
             return
         if not system.port.try_share(fd, format.DATA_START + offset, stored):
-            raise LockTimeout(f"another program has locked the data of {pair.path} exclusively; kvspool never does that")
-        pair.control.cast("Q")[frames.PINS] = 1
+            raise LockTimeout(f"another program has locked the data of {files.path} exclusively; kvspool never does that")
+        files.control.cast("Q")[frames.PINS] = 1
         machine.fence()
 
     def release(self) -> None:

@@ -270,7 +270,7 @@ class _Work:
         if len(note.at) != (1 if self.target.has_sequences else 2) or min(note.first, note.sequence, note.since, *note.at) < 0:
             raise Corruption(f"{self._notes.directory} doesn't say how far the copy came; remove it and the target, and copy again")
         if isinstance(self.target, QueueTarget):
-            copied = queues.behind(self.target.queue, (note.at[0], note.at[1]))
+            copied = queues.entries_after(self.target.queue, (note.at[0], note.at[1]))
             done = len(copied)
             expected = self.origin.read(note.sequence, note.sequence + done) if done else iter(())
             is_sound = copied == [value for rows in expected if isinstance(rows, Rows) for value in rows.values]
@@ -307,7 +307,7 @@ class _Work:
             end = max(self.sequence, min(end, self.origin.range().stop))
         left = None if limit is None else max(0, limit - self._copied())
         if self._kinds and not self._lossy:
-            self._survey(end, left)
+            self._look_ahead(end, left)
         if before is not None:
             before(self._plan())
         total = (self.origin.range().stop if end is None else end) - self.sequence if progress is not None else 0
@@ -327,10 +327,10 @@ class _Work:
             return 0
         return sum(len(item.values) for item in self.origin.read(self.begun, self.sequence) if isinstance(item, Rows))
 
-    def _survey(self, end: int | None, left: int | None) -> None:
+    def _look_ahead(self, end: int | None, left: int | None) -> None:
         """Raise NotKept if a record of the copy has a field that the target can't store.
 
-        Damage ends the survey: the copy ends there, too, with the records before it.
+        Damage ends it: the copy ends there, too, with the records before it.
         """
         last = self.target.last_time
         with suppress(Corruption):

@@ -45,7 +45,7 @@ def end(queue: Any) -> Place:
         return (0, 0) if chain.last is None else (chain.last.id, chain.last.state().tail_ptr)
 
 
-def behind(queue: Any, place: Place) -> list[bytes]:
+def entries_after(queue: Any, place: Place) -> list[bytes]:
     """Return the entries that were put after a position, taken or not. Raises OtherRecords if that is no longer known."""
     chunks, chunk = import_module("kvspool.kernel.chunks"), import_module("kvspool.queue.chunk")
     with queue._held() as chain:
@@ -58,8 +58,8 @@ def behind(queue: Any, place: Place) -> list[bytes]:
         at = place[1] if id == place[0] else FIRST_ENTRY
         tail = opened.state().tail_ptr
         while at < tail:
-            entries, behind = chunks.copies(opened.view, at, tail, 1 << 12)
+            entries, after = chunks.copies(opened.view, at, tail, 1 << 12)
             if not entries:
                 break
-            found, at = found + entries, behind
+            found, at = found + entries, after
     return found

@@ -50,7 +50,7 @@ cdef bint is_before(MergeSource one, MergeSource other) noexcept
 
 cdef class Merging:
     cdef public dict sources
-    cdef public object lost
+    cdef public object missed
     cdef public object last
     cdef int64_t _left
     cdef object _next

@@ -107,15 +107,15 @@ class MergeSource:
             return self._fill(most)
         if self._is_plain and self.will_wake() and not frames.has_more() and not self._watched.is_closed:
             return False
-        pair, position, sequence = self.cursor.pair, frames.position, frames.sequence
+        files, position, sequence = self.cursor.files, frames.position, frames.sequence
         try:
-            if self._is_plain and not pair.is_closed:
+            if self._is_plain and not files.is_closed:
                 frames.fetch(frames.edge_now(), most, self.make, self.batch.clear())
                 if self.batch.items:
                     return True
             return self._fill(most)
         except BaseException:
-            if self.cursor.pair is pair:  # a signal handler's exception may lose a record: copy them again
+            if self.cursor.files is files:  # a signal handler's exception may lose a record: copy them again
                 self.batch.clear()
                 frames.position, frames.sequence = position, sequence
             raise
@@ -173,7 +173,7 @@ class Merging:
 
     def __init__(self, limit: int | None = None, on_gap: OnGap = "raise") -> None:
         self.sources: dict[Hashable, MergeSource] = {}
-        self.lost = 0
+        self.missed = 0
         self.last: Any = None  # the key of the log of the last returned item
         self._left = check(limit, on_gap)
         self._next: Any = None  # the item that is being returned
@@ -265,7 +265,7 @@ class Merging:
         item = source.item
         is_gap = type(item) is Gap
         if is_gap:
-            self.lost += item.count
+            self.missed += item.count
         elif self._left > 0:
             self._left = 0 if self._is_closed else self._left - 1
         self._taken += 1

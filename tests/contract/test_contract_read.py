@@ -192,13 +192,13 @@ def test_a_gap_says_exactly_which_records_are_lost(lost: tuple[Log, int]) -> Non
     gap = raised.value.gap
     assert (gap.first, gap.last, gap.count, gap.path) == (0, first - 1, first, str(log.path))
     assert sequences(reading) == list(range(first, end))
-    assert reading.lost == first
+    assert reading.missed == first
     yielded = list(log.read(0, on_gap="yield"))
     assert yielded[0] == gap
     assert not any(isinstance(item, Gap) for item in yielded[1:])
     skipping = log.read(0, on_gap="skip")
     assert sequences(skipping) == list(range(first, end))
-    assert skipping.lost == first
+    assert skipping.missed == first
     assert sequences(log.read("earliest")) == list(range(first, end))
     assert len(log) == end - first
 

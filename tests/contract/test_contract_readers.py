@@ -297,4 +297,4 @@ def test_a_reader_gets_the_gap_that_came_before_its_place_and_stands_after_it(lo
         reader.seek(0)
         skipping = reader.read(on_gap="skip", limit=1)
         assert next(skipping).sequence == first
-        assert skipping.lost == first
+        assert skipping.missed == first

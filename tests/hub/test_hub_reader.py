@@ -144,7 +144,7 @@ def test_a_gap_is_handed_out_once(root: HubRoot) -> None:
             reading = reader.read(on_gap=on_gap)  # type: ignore[arg-type]
             got = list(reading)
             assert (sum(isinstance(one, Gap) for one in got), len(got) - gaps) == (gaps, 103 - first)
-            assert reading.lost == first
+            assert reading.missed == first
 
 
 def test_seek_moves_some_shards_and_all_or_none_of_them(root: HubRoot, options: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from hub import HubRoot
 from kvspool import system
 from kvspool.cli import main
 from kvspool.engine.wakeups import CHANGED, Watcher
-from kvspool.spool.pair import Pair
+from kvspool.spool.spool_files import SpoolFiles
 from shard import merge
 
 CLIENTS, BITS = 25, 3
@@ -228,7 +228,7 @@ def test_a_record_whose_wake_up_was_lost_is_found_by_the_next_poll(root: HubRoot
         pytest.skip("the kernel itself reports a write to a journal")
     with system.replaced(Ticking()), closing(root.follow(timeout=1)) as following:
         assert list(following) == []
-        monkeypatch.setattr(Pair, "wake", lambda self: None)
+        monkeypatch.setattr(SpoolFiles, "wake", lambda self: None)
         for number in range(CLIENTS):
             with root.client(f"c{number}") as shards:
                 shards.append(b"unheard")

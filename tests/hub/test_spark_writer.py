@@ -21,7 +21,7 @@ import hub
 import kvspool
 import shard
 from kvspool import KvspoolError, system
-from kvspool.engine import ledger
+from kvspool.engine import producer_table
 from kvspool.record import Codec
 from shard import route
 
@@ -308,8 +308,8 @@ def test_jobs_in_any_number_find_room_and_a_copy_of_a_task_that_is_over_adds_not
 ) -> None:
     from hub.spark.writer import ShardWriter
 
-    monkeypatch.setattr(ledger, "MOST", 12)
-    monkeypatch.setattr(ledger, "STEP", 4)
+    monkeypatch.setattr(producer_table, "MOST", 12)
+    monkeypatch.setattr(producer_table, "STEP", 4)
     writing = target(tmp_path / "root", "value binary", prefix="p", bits="1", capacity="1MiB")
     jobs = 40
     running = ShardWriter(writing)

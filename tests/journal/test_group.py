@@ -502,7 +502,7 @@ def test_a_word_of_an_error_that_nobody_stored_stops_nobody(log: Journal) -> Non
 def test_whatever_the_words_of_a_group_say_a_durable_append_is_one_flush(log: Journal, hostile: int) -> None:
     log.append(value(0), durable=True)
     path = control.tail_file(log.format.lock_file(log.path))
-    for at in [tails.TURNS, *range(tails.GROUP, tails.GROUP + groups.WORDS)]:
+    for at in [tails.REWINDS, *range(tails.GROUP, tails.GROUP + groups.WORDS)]:
         with path.open("r+b") as file:
             file.seek(8 * at)
             file.write(hostile.to_bytes(8, "little"))

@@ -405,10 +405,10 @@ class Sized(Sej):
     def lies_at(cls, path: Path, *, is_sure: bool) -> bool:
         return is_sure and super().lies_at(path, is_sure=True)
 
-    def behind_damage(self, position: int, sequence: int) -> tuple[int, int] | None:
+    def after_damage(self, position: int, sequence: int) -> tuple[int, int] | None:
         return position + SIZE, sequence + 1
 
-    def behind_jump(self, data: bytes, sequence: int, found: int) -> tuple[int, int] | None:
+    def after_jump(self, data: bytes, sequence: int, found: int) -> tuple[int, int] | None:
         return SIZE, sequence + 1
 
 
@@ -491,9 +491,9 @@ def test_a_header_that_is_not_all_there_costs_its_segment_and_is_found(tmp_path:
     monkeypatch.setitem(FORMATS, "headed", Headed)
     with kvspool.create(tmp_path / "log", format="headed", segment_bytes=EACH * SIZE) as log:  # type: ignore[call-overload]
         log.append_many([b"%010d" % number for number in range(35)])
-        base, behind = log.bases()[1:3]
+        base, after = log.bases()[1:3]
         os.truncate(segment(log, base), size)
         (place,) = log.verify().damaged
-        assert (place.position, place.size, place.first, place.last) == (0, size, base, behind - 1)
+        assert (place.position, place.size, place.first, place.last) == (0, size, base, after - 1)
         assert log.repair().headers == [base]
-        assert items(log) == [*range(base), (base, behind - 1), *range(behind, 35)]
+        assert items(log) == [*range(base), (base, after - 1), *range(after, 35)]

@@ -35,7 +35,7 @@ from kvspool.kernel import frames as frames_loops
 from kvspool.kernel import frames_py as frames
 from kvspool.spool import format
 from kvspool.spool.appending import Row
-from kvspool.spool.pair import Pair
+from kvspool.spool.spool_files import SpoolFiles
 from kvspool.system import holders
 
 BEFORE = [b"before %d" % at + bytes(60) for at in range(50)]
@@ -260,9 +260,9 @@ class AppendForWaiting(Append):
 
     def prepare(self) -> None:
         super().prepare()
-        self.pair = Pair(self.root / "log")
+        self.files = SpoolFiles(self.root / "log")
         for way in (frames.WATCHES, frames.SLEEPS):
-            self.pair.reader(0, 0).ask_for_bell(way)
+            self.files.reader(0, 0).ask_for_bell(way)
 
     def check(self, root: Path, said: int) -> None:
         super().check(root, said)
@@ -276,7 +276,7 @@ class AppendForWaiting(Append):
                 assert next(following).sequence == at
 
     def close(self) -> None:
-        self.pair.close()
+        self.files.close()
 
 
 class Evict(Append):

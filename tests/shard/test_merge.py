@@ -164,7 +164,7 @@ def test_a_merge_counts_more_lost_records_than_an_int64_holds(tmp_path: Path) ->
         with closing(Merge(on_gap="skip")) as merge:
             merge.add("log", log.cursor(0, bounded=True), kvspool.Record)
             assert [record.value for record in merge] == [b"first"]
-            assert merge.lost == (1 << 63) + 9
+            assert merge.missed == (1 << 63) + 9
 
 
 def test_a_limit_and_a_timeout_may_be_any_number_but_a_timeout_of_nan_is_refused(shards: ShardSet) -> None:
@@ -466,7 +466,7 @@ def test_an_exception_out_of_a_signal_handler_costs_a_merge_no_record_wherever_i
                     append(1)
                     take()
                 assert got == [list(range(first, first + (3 if waits else 2)))] * 2, nth
-                assert reading.lost == 0
+                assert reading.missed == 0
         assert nth > 20
 
 

@@ -651,7 +651,7 @@ def test_a_gap_is_raised_once_and_the_reading_goes_on_behind_it(overrun: tuple[S
         except StopIteration:
             break
     assert raised == [gaps[1]]
-    assert reading.lost == gaps[1].count
+    assert reading.missed == gaps[1].count
     assert [record.data for record in got if record.shard == 0] == [0, 1, 2]
     assert [record.data for record in got if record.shard == 1] == list(range(gaps[1].last + 1, WRITTEN))
 
@@ -670,7 +670,7 @@ def test_a_gap_is_skipped_and_counted(overrun: tuple[ShardSet, dict[int, Gap]]) 
     reading = shards.read(start={1: 0}, on_gap="skip")
     got = list(reading)
     assert len(got) == 3 + WRITTEN - gaps[1].count
-    assert reading.lost == gaps[1].count
+    assert reading.missed == gaps[1].count
 
 
 def test_a_gap_does_not_count_as_a_record_of_the_limit(overrun: tuple[ShardSet, dict[int, Gap]]) -> None:

@@ -15,7 +15,7 @@ from kvspool import Spool, errors, system
 from kvspool.cli import main
 from kvspool.errors import AppendedInPart, Pinned, SpoolFull, appended_by
 from kvspool.spool.appending import Appending, Prepared, Row
-from kvspool.spool.durability import Flusher
+from kvspool.spool.durability import SpoolFlusher
 from kvspool.system import Port
 
 VALUES = [b"%02d" % number + bytes(900) for number in range(50)]  # almost three quarters of the ring; 17 of them are a piece
@@ -252,7 +252,7 @@ def test_the_command_counts_what_a_failed_batch_has_stored(
     assert "appended 17 records: sequences 100 to 116" in told
 
 
-@pytest.mark.parametrize(("where", "name"), [(Appending, "_store"), (Flusher, "flush_below")])
+@pytest.mark.parametrize(("where", "name"), [(Appending, "_store"), (SpoolFlusher, "flush_below")])
 def test_an_interrupt_after_the_publication_says_what_is_stored(
     log: Spool, monkeypatch: pytest.MonkeyPatch, where: type, name: str
 ) -> None:

@@ -65,7 +65,7 @@ def test_a_follower_that_is_overtaken_accounts_for_every_sequence(log: Spool, mo
     while cursor.sequence < 100 + sum(moves):
         items += drain(cursor, take)
     assert account(items) == (0, 100 + sum(moves))
-    assert cursor.lost == sum(item.count for item in items if isinstance(item, Gap))
+    assert cursor.missed == sum(item.count for item in items if isinstance(item, Gap))
     assert {item.reason for item in items if isinstance(item, Gap)} <= {"overrun"}
 
 
@@ -81,11 +81,11 @@ def test_a_bounded_reader_that_is_overtaken_stays_in_its_bounds_where_the_index_
     append(log, 102)
     cursor = log.cursor(0, bounded=True)
     overtake = overtaken(log, cursor, 5, 5)
-    assert log._pair is not None
+    assert log._files is not None
 
     def take(end: int) -> list[Record]:
         got = overtake(end)
-        log._pair.control[format.INDEX_AT : format.INDEX_AT + 8] = bytes(8)  # type: ignore[union-attr]
+        log._files.control[format.INDEX_AT : format.INDEX_AT + 8] = bytes(8)  # type: ignore[union-attr]
         return got
 
     assert account(drain(cursor, take)) == (0, 102)
@@ -183,7 +183,7 @@ def test_damage_that_is_overwritten_meanwhile_is_an_overrun(log: Spool) -> None:
 
 def test_numbers_that_were_left_out_are_a_machine_restart(log: Spool) -> None:
     append(log, 3)
-    words = log._pair.control.cast("Q")  # type: ignore[union-attr]
+    words = log._files.control.cast("Q")  # type: ignore[union-attr]
     for mark in (frames.MARKS, frames.MARKS + frames.MARK_WORDS):
         if words[mark] == words[frames.TAIL]:
             words[mark + 1] = 1 << 32
@@ -243,8 +243,8 @@ def test_a_reader_asks_for_the_bell_and_looks_again_before_it_sleeps(log: Spool)
         assert list(following) == []
         assert ask(0) == VALUE
         looks.append(log.append(b"rings"))
-        assert log._pair is not None
-        assert log._pair.control[format.BELL_AT] == 1
+        assert log._files is not None
+        assert log._files.control[format.WAKE_AT] == 1
         assert [record.sequence for record in following] == looks
 
 
@@ -258,7 +258,7 @@ def test_an_iteration_that_is_overtaken_between_two_records_accounts_for_every_s
             items.append(item)
             if noise.random() < 0.2 and log.stats().next_sequence < 4000:
                 append(log, noise.choice([1, 5, 60, 103, 250]))
-        assert reading.lost == sum(item.count for item in items if isinstance(item, Gap)) > 0
+        assert reading.missed == sum(item.count for item in items if isinstance(item, Gap)) > 0
     assert account(items) == (0, log.stats().next_sequence)
 
 

@@ -3,8 +3,8 @@
 Whoever opens, reads, appends and goes on with a durable reader gets the documented error, or true records and Gaps that account for
 every other sequence: never a wrong record. All of it happens in a child whose memory is bounded, each case under an alarm that ends it.
 
-`tests/spool/test_pair.py` has the headers' bits, `tests/test_frames.py` those of a ring in plain memory. KVSPOOL_ALL_DAMAGE=1 flips every
-bit of both files; the default is one in some hundreds, others in each run.
+`tests/spool/test_spool_files.py` has the headers' bits, `tests/test_frames.py` those of a ring in plain memory. KVSPOOL_ALL_DAMAGE=1 flips
+every bit of both files; the default is one in some hundreds, others in each run.
 """
 
 from __future__ import annotations

@@ -380,7 +380,7 @@ def test_an_exception_in_the_first_append_leaves_a_handle_that_goes_on(log: Spoo
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("kvspool.spool.spool.Flusher", interrupted)
+        patch.setattr("kvspool.spool.spool.SpoolFlusher", interrupted)
         with pytest.raises(KeyboardInterrupt):
             log.append(b"x")
     assert log.append(b"y", durable=True) == 0
@@ -632,25 +632,25 @@ def test_a_synced_reader_sees_nothing_before_a_sync_and_exactly_up_to_it_after(l
 
 
 def test_a_sync_wakes_who_waits_for_it_although_an_append_has_cleared_the_wish_before(log: Spool) -> None:
-    bells: list[int] = []
+    wakes: list[int] = []
 
     class Listening(system.Port):
         def write(self, fd: int, data: bytes, at: int) -> None:
-            bells.append(at)
+            wakes.append(at)
             super().write(fd, data, at)
 
     reader = log._live().reader(0, 0)
     with system.replaced(Listening()):
         reader.ask_for_bell(0)
         log.append(b"x")
-        assert bells == [format.BELL_AT]
+        assert wakes == [format.WAKE_AT]
         assert (word(log, frames.WANTED), word(log, format.SYNCED)) == (0, 0), "woken for nothing: it asks again"
         reader.ask_for_bell(0)
         log.sync()
-        assert bells == [format.BELL_AT, format.CHECKPOINTS_AT[0], format.BELL_AT]
+        assert wakes == [format.WAKE_AT, format.CHECKPOINTS_AT[0], format.WAKE_AT]
         assert word(log, frames.WANTED) == 0
         log.sync()
-        assert bells.count(format.BELL_AT) == 2
+        assert wakes.count(format.WAKE_AT) == 2
 
 
 def test_a_synced_follower_in_another_process_gets_each_record_once_it_is_on_disk(log: Spool) -> None:
@@ -717,15 +717,15 @@ def test_hostile_words_of_a_sync_never_hang_a_reader_or_a_sync(log: Spool, hosti
 
 def test_the_thread_survives_that_the_process_has_no_descriptor_left_for_a_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failed = threading.Event()
-    flush = durability.Flusher.flush
+    flush = durability.SpoolFlusher.flush
 
-    def failing(flusher: durability.Flusher, timeout: float) -> None:
+    def failing(flusher: durability.SpoolFlusher, timeout: float) -> None:
         if not failed.is_set():
             failed.set()
             raise OSError(errno.EMFILE, "too many open files")
         flush(flusher, timeout)
 
-    monkeypatch.setattr(durability.Flusher, "flush", failing)
+    monkeypatch.setattr(durability.SpoolFlusher, "flush", failing)
     with kvspool.create(tmp_path / "log", capacity=4096, durability="os", sync_interval=0.01) as log:
         log.append(b"x")
         failed.wait(60)

@@ -9,7 +9,7 @@ from images import crash_images as images
 import kvspool
 from kvspool import system
 from kvspool.spool import epochs, format
-from kvspool.spool.pair import Pair
+from kvspool.spool.spool_files import SpoolFiles
 
 LOG_ID = images.LOG_ID
 
@@ -20,10 +20,10 @@ def epoch(recoveries: int, state: int = format.TRUE) -> format.Epoch:
 
 def test_the_epoch_of_a_new_log_is_that_of_its_machine(tmp_path: Path) -> None:
     kvspool.create(tmp_path / "log", capacity=65536).close()
-    pair = Pair(tmp_path / "log")
-    found = epochs.newest(pair.control, pair.header.log_id)
+    files = SpoolFiles(tmp_path / "log")
+    found = epochs.newest(files.control, files.header.log_id)
     assert found is not None and found[1].boot_id == system.port.boot_id() and found[1].state == format.TRUE
-    pair.close()
+    files.close()
 
 
 def test_a_flipped_bit_makes_an_epoch_untrue_and_the_other_one_counts() -> None:

@@ -51,8 +51,8 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def asleep(log: Spool) -> None:
     """Return when somebody has asked to be woken by inotify, and the loop is about to sleep."""
-    assert log._pair is not None
-    while not log._pair.control[WANTED]:
+    assert log._files is not None
+    while not log._files.control[WANTED]:
         await asyncio.sleep(0.001)
     await asyncio.sleep(0)
 
@@ -207,7 +207,7 @@ def test_gaps_are_what_they_are_to_a_thread(run: Any, log: Spool) -> None:
         assert (await anext(items)).sequence == 198
         items = log.follow_async(0, timeout=0.01, on_gap="skip")
         assert len(await values(items)) == 102
-        assert items.lost == 198
+        assert items.missed == 198
 
     run(work())
 

@@ -146,10 +146,10 @@ def test_a_wake_up_that_fails_is_not_the_appenders_business(log: Spool) -> None:
 
     port = system.Port()
     port.write = fail  # type: ignore[method-assign]
-    assert log._pair is not None
+    assert log._files is not None
     with log.follow(timeout=0) as following:
         assert list(following) == []
-        log._pair.reader(0, 0).ask_for_bell(0)
+        log._files.reader(0, 0).ask_for_bell(0)
         with system.replaced(port):
             assert log.append(b"stored") == 0
         assert [record.value for record in following] == [b"stored"]
@@ -188,8 +188,8 @@ def test_a_record_is_bounded_however_large_the_ring_is() -> None:
 @pytest.mark.parametrize("head", [0, 2**64 - 4104, 2**64 - 4097, 2**64 - 1])
 def test_a_control_block_that_ends_nowhere_is_an_error_and_never_an_endless_loop(log: Spool, tail: int, head: int) -> None:
     log.append_many([b"x"] * 10)
-    assert log._pair is not None
-    words = log._pair.control.cast("Q")
+    assert log._files is not None
+    words = log._files.control.cast("Q")
     words[32], words[40], words[41] = head, tail, tail  # head, tail, and the mark of this tail
     for use in (lambda: list(log.read(0, on_gap="skip")), lambda: log.append(b"x"), log.stats):
         with pytest.raises(errors.Corruption):
@@ -246,7 +246,7 @@ def test_a_handle_is_not_closed_in_the_midst_of_an_append_to_it(log: Spool) -> N
 @pytest.mark.parametrize("durability", ["memory", "os", "disk"])
 def test_a_close_that_is_interrupted_at_any_line_leaves_a_handle_that_works_or_is_closed(tmp_path: Path, durability: Any) -> None:
     kvspool.create(tmp_path / "log", capacity=4096).close()
-    codes = {function.__code__ for function in (Spool.close, Spool._settle, getattr(Spool, "_let_go", Spool._settle))}
+    codes = {function.__code__ for function in (Spool.close, Spool._flush_level, getattr(Spool, "_let_go", Spool._flush_level))}
     lines = 0
     while True:
         log: Any = kvspool.open(tmp_path / "log", format="spool", durability=durability)

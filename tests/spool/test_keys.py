@@ -222,7 +222,7 @@ def test_a_stream_of_ever_new_keys_fills_the_table_and_goes_on(path: Path) -> No
         values = [{f"{at:050}": at, "n": at} for at in range(800)]
         log.append_many(values)
         assert [record.data for record in log.read()] == values
-        assert log._pair is not None and log._pair.key_table is not None and log._pair.key_table.is_full
+        assert log._files is not None and log._files.key_table is not None and log._files.key_table.is_full
 
 
 def test_a_damaged_table_costs_the_records_that_name_it(path: Path) -> None:
@@ -289,8 +289,8 @@ def test_many_processes_add_keys_at_once(path: Path) -> None:
         assert writer.exitcode == 0
     with kvspool.open(path) as log:
         records = [record.data for record in log.read()]
-        assert log._pair is not None and log._pair.key_table is not None
-        known = list(log._pair.key_table.keys.names.values())
+        assert log._files is not None and log._files.key_table is not None
+        known = list(log._files.key_table.keys.names.values())
     assert len(records) == 160 and len(known) == len(set(known)) > 160
     for seed in range(4):
         chance, mine = random.Random(seed), iter([record for record in records if record["who"] == seed])

@@ -18,7 +18,7 @@ import kvspool
 from kvspool import Gap, Spool, system
 from kvspool.cli import main, watch
 from kvspool.kernel import frames_py as frames
-from kvspool.spool import format, pair
+from kvspool.spool import format, spool_files
 from kvspool.spool.rates import Bucket, Rate, Rates, count_gap, rates, together
 
 START = 1_700_000_000  # seconds since the epoch, and 20 seconds into a minute
@@ -62,8 +62,8 @@ def fill(log: Spool, count: int) -> None:
 
 
 def words_of(log: Spool) -> Any:
-    assert log._pair is not None
-    return log._pair.control.cast("Q")
+    assert log._files is not None
+    return log._files.control.cast("Q")
 
 
 def test_rates_are_of_whole_seconds_and_series_of_what_happened(log: Spool, clock: Clock) -> None:
@@ -143,8 +143,8 @@ def test_readers_count_the_gaps_they_are_given(log: Spool, clock: Clock) -> None
 def test_who_may_only_read_counts_nothing(log: Spool, clock: Clock) -> None:
     fill(log, 2000)
     with kvspool.open(log.path) as reader:
-        assert reader._pair is not None
-        reader._pair.can_ask = False
+        assert reader._files is not None
+        reader._files.can_ask = False
         assert isinstance(next(reader.read(0, on_gap="yield")), Gap)
     assert log.stats().rates.seconds[0].gaps == 0
 
@@ -194,8 +194,8 @@ def test_both_twins_count_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("twin", twins("kvspool.kernel.frames"), ids=lambda twin: twin.__name__)
 def test_the_clock_of_the_machine_counts(twin: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pair, "FrameWriter", twin.FrameWriter)
-    monkeypatch.setattr(pair, "AppendLock", lock_twin(twin).AppendLock)
+    monkeypatch.setattr(spool_files, "FrameWriter", twin.FrameWriter)
+    monkeypatch.setattr(spool_files, "AppendLock", lock_twin(twin).AppendLock)
     with kvspool.create(tmp_path / "log", capacity="64KiB") as log:
         log.append(b"one")
         log.append_many([b"two", b"three"])

@@ -258,7 +258,7 @@ def test_a_skipped_gap_is_done_with(spool: Spool) -> None:
         spool.append_many([bytes(1000)] * 200)
         items = reader.read(on_gap="skip", limit=1)
         assert sequences(items) == [spool.stats().first_sequence]
-        assert items.lost == spool.stats().first_sequence
+        assert items.missed == spool.stats().first_sequence
 
 
 def test_lag(spool: Spool) -> None:
@@ -321,12 +321,12 @@ def test_a_damaged_slot_is_refused_and_others_work(spool: Spool) -> None:
 def test_a_place_that_is_not_the_committed_record_is_looked_up(spool: Spool) -> None:
     """As after a crash of the machine: the log was cut off before the place, or is another one there."""
     spool.append_many([b"x"] * 3)
-    pair = spool._live()
+    files = spool._live()
     for number, (position, sequence, found) in enumerate([(8, 1, 1), (80, 1, 1), (4000, 2, 2), (120, 2, 2), (40, 1, 1), (9999, 3, 3)]):
-        Slots(pair.control, pair.header.log_id).slot(number).take(encode_name(f"r{number}"), (position, sequence), 1)
+        Slots(files.control, files.header.log_id).slot(number).take(encode_name(f"r{number}"), (position, sequence), 1)
         with spool.reader(f"r{number}") as reader:
             assert sequences(reader.read()) == list(range(found, 3))
-    Slots(pair.control, pair.header.log_id).slot(7).take(encode_name("ahead"), (9999, 4), 1)
+    Slots(files.control, files.header.log_id).slot(7).take(encode_name("ahead"), (9999, 4), 1)
     with pytest.raises(Corruption, match="ahead of the log"):
         spool.reader("ahead")
 

@@ -23,26 +23,26 @@ from kvspool.engine import locks
 from kvspool.kernel import frames as frames_loops
 from kvspool.kernel import frames_py, machine
 from kvspool.kernel import frames_py as frames
-from kvspool.spool import checkpoints, epochs, format, recovery
-from kvspool.spool.recovery import STRIDE
+from kvspool.spool import cases, checkpoints, epochs, findings, format, recovery
+from kvspool.spool.format import STRIDE
 from kvspool.system.descriptor import Descriptor
 
 BOOT = b"2" * 16
 
 
 def combinations() -> list[dict[str, str]]:
-    kinds = list(recovery.CONDITIONS)
-    return [dict(zip(kinds, values, strict=True)) for values in itertools.product(*recovery.CONDITIONS.values())]
+    kinds = list(cases.CONDITIONS)
+    return [dict(zip(kinds, values, strict=True)) for values in itertools.product(*cases.CONDITIONS.values())]
 
 
 def test_every_combination_of_conditions_has_exactly_one_case() -> None:
     matched = set()
     for conditions in combinations():
-        (case,) = [case for case in recovery.CASES if recovery.matches(case, conditions)]
-        assert recovery.decide(conditions) is case
+        (case,) = [case for case in cases.CASES if cases.matches(case, conditions)]
+        assert cases.decide(conditions) is case
         matched.add(case.name)
-    assert matched == {case.name for case in recovery.CASES}
-    assert len(matched) == len(recovery.CASES)
+    assert matched == {case.name for case in cases.CASES}
+    assert len(matched) == len(cases.CASES)
 
 
 def test_crash_images_recover_to_what_was_synced_and_nothing_else_and_reach_every_case() -> None:
@@ -53,7 +53,7 @@ def test_crash_images_recover_to_what_was_synced_and_nothing_else_and_reach_ever
     assert all(each.recovery for each in moments) and any(each.resize for each in moments)
     if frames_loops.TWIN == "compiled":
         assert all(all(each) for each in moments)
-        assert reached == {case.name for case in recovery.CASES}
+        assert reached == {case.name for case in cases.CASES}
 
 
 def filled(twin: Any, count: int = 6, size: int = 40, laps: bool = False) -> Any:
@@ -123,7 +123,7 @@ def test_what_a_killed_writer_left_where_the_data_of_a_checkpoint_is_missing_cos
     disk.ring[:] = ring
     recovery.recover(disk, BOOT, 1)
     assert [item.value for item in records(disk)][:4] == [b"synced" * 50] * 3 + [b"came to the disk"]
-    assert recovery.examine(disk).rejected == []
+    assert findings.examine(disk).rejected == []
 
 
 SIZES = {"equal": [224], "of two sizes": [68, 310], "of many sizes": [9, 500, 77, 0, 230, 901]}  # of values; rings have 4096 bytes
@@ -288,7 +288,7 @@ def crashed() -> Any:
     while True:
         life = images.Life(images.blank(8192), images.History(), 0, 512, choose)
         image = life.crash(choose.randint(0, life.clock[0]), frames_py)
-        found = recovery.examine(image)
+        found = findings.examine(image)
         if any(run.frames and run.last >= found.state.min_seq for run in found.rejected) and any(image.slots().taken()):
             return image
 
@@ -606,4 +606,4 @@ def test_opening_in_the_same_start_of_the_machine_looks_at_no_frame(tmp_path: Pa
     [(0, STRIDE), (1 << 31, STRIDE), ((1 << 31) + 1, 2 * STRIDE), (STRIDE, 2 * STRIDE), (STRIDE - 1, 2 * STRIDE)],
 )
 def test_numbers_go_on_at_a_multiple_that_leaves_room_for_what_the_crash_took(last: int, goes_on: int) -> None:
-    assert recovery.next_multiple(last) == goes_on
+    assert findings.next_multiple(last) == goes_on

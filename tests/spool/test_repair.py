@@ -19,7 +19,7 @@ from kvspool import errors, system
 from kvspool.cli import main
 from kvspool.kernel import frames_py as frames
 from kvspool.spool import format, recovery
-from kvspool.spool.recovery import STRIDE
+from kvspool.spool.format import STRIDE
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 

@@ -21,10 +21,10 @@ import kvspool
 import shard
 from kvspool import Gap, Record, Spool, system
 from kvspool.engine import locks
-from kvspool.errors import Corruption, LockTimeout, LogVanished, MismatchedPair, Poisoned, SpoolFull, TooLarge
+from kvspool.errors import Corruption, LockTimeout, LogVanished, MismatchedFiles, Poisoned, SpoolFull, TooLarge
 from kvspool.kernel import frames_py
 from kvspool.spool import format
-from kvspool.spool.pair import Pair
+from kvspool.spool.spool_files import SpoolFiles
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 SIZES = (4096, 65536, 8192, 1 << 20, 4096, 16384)
@@ -321,9 +321,9 @@ def test_a_foreign_log_is_not_taken_for_the_new_files(log: Spool, tmp_path: Path
         foreign.append_many([b"theirs"] * 3)
     os.rename(log.path, tmp_path / "away")
     os.rename(tmp_path / "foreign", log.path)
-    Pair(tmp_path / "away").control.cast("Q")[frames_py.MOVED] = 1
+    SpoolFiles(tmp_path / "away").control.cast("Q")[frames_py.MOVED] = 1
     for use in (lambda: next(following), lambda: log.append(b"x"), log.sync):
-        with pytest.raises(MismatchedPair):
+        with pytest.raises(MismatchedFiles):
             use()
     with kvspool.open(tmp_path / "log") as there:
         assert len(list(there)) == 3

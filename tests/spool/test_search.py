@@ -44,7 +44,7 @@ def test_every_kept_sequence_is_found_at_once(log: Spool) -> None:
     for sequence in range(stats.first_sequence, stats.next_sequence, 7):
         reading = log.read(sequence, limit=1)
         assert next(reading).sequence == sequence
-        assert reading.lost == 0
+        assert reading.missed == 0
 
 
 def test_every_time_finds_the_first_record_at_or_after_it(log: Spool) -> None:
@@ -63,7 +63,7 @@ def test_an_overwritten_sequence_gives_the_oldest_place_and_an_exact_gap(log: Sp
     for sequence in (0, 1, first // 2, first - 1):
         reading = log.read(sequence, limit=1, on_gap="skip")
         assert next(reading).sequence == first
-        assert reading.lost == first - sequence
+        assert reading.missed == first - sequence
 
 
 def test_a_search_looks_at_few_frames(log: Spool) -> None:

@@ -356,10 +356,10 @@ def test_whatever_the_words_say_no_record_is_lost(log: Spool, rings: int) -> Non
 
 def test_a_reader_that_may_not_write_sleeps_for_a_moment_at_a_time(log: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
     with kvspool.open(log.path) as reader:
-        pair = reader._live()
-        reader_of = pair.reader
-        ring, control = pair.ring, pair.control.toreadonly()
-        monkeypatch.setattr(pair, "reader", lambda *place: frames_of(reader_of(0, 0))(ring, control, pair.seed, *place))
+        files = reader._live()
+        reader_of = files.reader
+        ring, control = files.ring, files.control.toreadonly()
+        monkeypatch.setattr(files, "reader", lambda *place: frames_of(reader_of(0, 0))(ring, control, files.seed, *place))
         with closing(reader.follow(limit=3)) as following:
             thread, got = in_thread(following)
             for at in range(3):

@@ -298,7 +298,7 @@ def test_overwritten_records_raise_and_the_next_call_goes_on_behind_them(log: Sp
         assert caught.value.gap == Gap(0, 19, "overrun", str(log.path))
         assert "20 records lost (overrun): sequences 0 to 19" in str(caught.value)
         assert sequences(reading) == list(range(20, log.stats().next_sequence))
-        assert reading.lost == 20
+        assert reading.missed == 20
 
 
 def test_overwritten_records_are_given_as_a_gap_or_only_counted(log: Spool) -> None:
@@ -307,10 +307,10 @@ def test_overwritten_records_are_given_as_a_gap_or_only_counted(log: Spool) -> N
     yielded = log.read(3, on_gap="yield")
     assert next(yielded) == Gap(3, 19, "overrun", str(log.path))
     assert sequences(yielded) == list(range(20, end))
-    assert yielded.lost == 17
+    assert yielded.missed == 17
     skipped = log.read(3, on_gap="skip")
     assert sequences(skipped) == list(range(20, end))
-    assert skipped.lost == 17
+    assert skipped.missed == 17
 
 
 def test_a_gap_does_not_count_against_the_limit(log: Spool) -> None:

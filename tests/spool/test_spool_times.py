@@ -115,7 +115,7 @@ def test_a_copy_into_a_spool_names_the_record_and_a_lossy_one_gives_it_the_prese
             far_ahead(log, b"1")
         else:
             log.append_batch(Batch([b"1"], timestamps=[2**63 - 1]))
-    with pytest.raises(ValueError, match=f"record 1 has no room in .*: timestamp {2**63 - 1} {WORDS}"):
+    with pytest.raises(ValueError, match=f"record 1 does not fit into .*: timestamp {2**63 - 1} {WORDS}"):
         kvspool.copy(tmp_path / "source", tmp_path / "copy", format="spool", capacity=65536)
     done = kvspool.copy(tmp_path / "source", tmp_path / "copy", format="spool", capacity=65536, lossy=True)
     assert "timestamps" in done.not_kept

@@ -17,7 +17,7 @@ import kvspool
 from kvspool import errors, system
 from kvspool.cli import main, progress
 from kvspool.spool import format
-from kvspool.spool.recovery import STRIDE
+from kvspool.spool.format import STRIDE
 
 
 def damage(path: Path, at: int, size: int = 1) -> None:

@@ -34,8 +34,8 @@ def log(tmp_path: Path) -> Iterator[Spool]:
 
 
 def words(log: Spool) -> memoryview:
-    assert log._pair is not None
-    return log._pair.control.cast("Q")
+    assert log._files is not None
+    return log._files.control.cast("Q")
 
 
 def threads() -> int:
@@ -361,8 +361,8 @@ def test_a_damaged_control_block_is_an_error_and_not_written_to(log: Spool) -> N
 
 
 def test_who_may_only_read_gets_no_writer(log: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert log._pair is not None
-    log._pair.can_write = False
+    assert log._files is not None
+    log._files.can_write = False
     with pytest.raises(PermissionError):
         log.writer()
 

@@ -41,10 +41,10 @@ from kvspool.errors import Corruption, SpoolFull, TooLarge
 from kvspool.kernel import frames, frames_py, group_py, machine
 from kvspool.keyed import Packer
 from kvspool.record import Codec, Gap
-from kvspool.spool import checkpoints, durability, epochs, format, recovery, resize, search, slots
+from kvspool.spool import checkpoints, durability, epochs, findings, format, recovery, resize, search, slots
 from kvspool.spool.cursor import Cursor
 from kvspool.spool.keys import KeyTable
-from kvspool.spool.memory import Run
+from kvspool.spool.memory import FrameRun
 from kvspool.spool.reader import resume
 from kvspool.spool.repair import _makes_sense, mend
 from kvspool.system.descriptor import Descriptor
@@ -178,10 +178,10 @@ class Disk:
         for part in (self.ring, self.control):
             recovery.touch(part)
 
-    def account(self, kept: Any, *, is_forced: bool) -> None:
+    def update_producers(self, kept: Any, *, is_forced: bool) -> None:
         """Tell producers what is lost: there are none."""
 
-    def copy_accounts(self, successor: Any) -> None:
+    def copy_producers(self, successor: Any) -> None:
         """Take the list of producers along: there is none."""
 
     def count_gap(self) -> None:
@@ -193,7 +193,7 @@ class Disk:
     def ring_reader(self) -> Any:
         return self.twin.FrameReader(self.ring, memoryview(bytes(len(self.control))), self.seed, 0, 0)
 
-    def survey(self) -> Any:
+    def scanner(self) -> Any:
         return self.twin.FrameSurvey(self.ring, self.control, self.seed)
 
     def writer(self, holder: bytes = bytes(48)) -> Any:
@@ -680,7 +680,7 @@ class Life:
         return Moments(when < self.recovered, is_in_resize, is_between, is_new, is_in_repair)
 
 
-def check(disk: Disk, history: History, when: int, number: int) -> recovery.Findings:
+def check(disk: Disk, history: History, when: int, number: int) -> findings.Findings:
     """Recover a disk, and compare it with the history; AssertionError says what is wrong."""
     boot = boot_id(number)
     found = recovery.recover(disk, boot, 1)  # type: ignore[arg-type]
@@ -705,14 +705,14 @@ def check(disk: Disk, history: History, when: int, number: int) -> recovery.Find
         place = resume(disk.reader(0, 0), slot.name, commit)
         rest = account(disk.read(place), commit.sequence, found.state.next_seq, history)
         assert rest[0] | rest[1] == {sequence for sequence in got | brought_up if sequence >= commit.sequence}
-    again = recovery.examine(disk)  # type: ignore[arg-type]
+    again = findings.examine(disk)  # type: ignore[arg-type]
     assert again.rejected == [], "a leftover could be found again"
     assert again.state[:3] == found.state[:3] or not found.kept
     assert joined(again.kept) == joined(found.kept)
     return found
 
 
-def joined(runs: list[Run]) -> list[list[int]]:
+def joined(runs: list[FrameRun]) -> list[list[int]]:
     """Return start, end and sequences of the runs, with those that touch made one."""
     out: list[list[int]] = []
     for run in runs:

@@ -41,11 +41,11 @@ from crash_images import UNITS, File
 
 import kvspool
 from kvspool import Gap, Spool, system
-from kvspool.engine import ledger
+from kvspool.engine import producer_table
 from kvspool.kernel import frames
 from kvspool.spool import format
 
-FILES = (format.DATA_FILE, format.CONTROL_FILE, ledger.NAME)
+FILES = (format.DATA_FILE, format.CONTROL_FILE, producer_table.NAME)
 CAPACITY = 65536
 PRODUCERS = ("p", "q")
 TRACE_ME, PEEK_USER, SINGLE_STEP = 0, 3, 9  # of ptrace

@@ -36,7 +36,7 @@ with atheris.instrument_imports(include=["kvspool"]):
     from kvspool.journal.formats import FORMATS
     from kvspool.journal.settings import Settings
     from kvspool.kernel import frames_py as frames
-    from kvspool.spool import checkpoints, format, pair, search, slots
+    from kvspool.spool import checkpoints, format, headers, search, slots
     from kvspool.spool.keys import KeyTable
 
 CAPACITY = 4096
@@ -91,8 +91,8 @@ def header(data: bytes) -> None:
             body = raw[: layout.size - 4].ljust(layout.size - 4, b"\0")
             for sealed in (raw, body + format.checksum(body).to_bytes(4, "little")):
                 try:
-                    found = pair._checked(layout, sealed, path, magic)  # type: ignore[type-var]
-                    pair._check_capacity(found.capacity, found.data_start, path)
+                    found = headers.checked(layout, sealed, path, magic)  # type: ignore[type-var]
+                    headers.check_capacity(found.capacity, found.data_start, path)
                 except EXPECTED:
                     continue
 

@@ -36,7 +36,7 @@ from kvspool.kernel import frames_py as frames
 from kvspool.kernel.frames import FrameWriter
 from kvspool.kernel.lock import AppendLock
 from kvspool.kernel.lock_py import SLOT
-from kvspool.spool.pair import Pair
+from kvspool.spool.spool_files import SpoolFiles
 
 CAPACITY = 64 << 20
 MOST = 4000  # records of one life: what a round appends fits into the ring
@@ -53,7 +53,7 @@ NAME = struct.Struct("<II")  # of a record: life, number
 class Writer:
     """A process that appends until it is killed, and its ledger."""
 
-    def __init__(self, pair: Pair, life: int, ledger: mmap.mmap, seed: int) -> None:
+    def __init__(self, files: SpoolFiles, life: int, ledger: mmap.mmap, seed: int) -> None:
         self.life = life
         self.words = memoryview(ledger).cast("Q")
         ledger[:] = _NOTHING
@@ -61,18 +61,18 @@ class Writer:
         self.pid = os.fork()
         if self.pid == 0:
             try:
-                self.write(pair, random.Random(seed))
+                self.write(files, random.Random(seed))
             except BaseException:
                 traceback.print_exc()
             finally:
                 os._exit(1)
 
-    def write(self, pair: Pair, noise: random.Random) -> None:
+    def write(self, files: SpoolFiles, noise: random.Random) -> None:
         """Append one record or several at a time, and write down which sequences they got."""
         words, life = self.words, self.life
         counts = noise.choices((1, 1, 1, 1, 3, 10), k=APPENDS)
         number = 0
-        append, lock = opened(pair.path) if life % WHOLE == 0 else inherited(pair)
+        append, lock = opened(files.path) if life % WHOLE == 0 else inherited(files)
         while number + 10 * APPENDS <= MOST:
             for count in counts:
                 values = [NAME.pack(life, number + at).ljust(100, b".") for at in range(count)]
@@ -114,14 +114,14 @@ _NOTHING = bytes(SIZE)
 def opened(path: Path) -> tuple[Append, AppendLock]:
     """Open the log, and return what appends values and returns the first one's sequence; and the lock."""
     log = kvspool.open(path, timeout=PATIENCE)
-    pair = log._pair
-    assert pair is not None
-    return lambda values: log.append(values[0]) if len(values) == 1 else log.append_many(values).start, pair.append_lock
+    files = log._files
+    assert files is not None
+    return lambda values: log.append(values[0]) if len(values) == 1 else log.append_many(values).start, files.append_lock
 
 
-def inherited(pair: Pair) -> tuple[Append, AppendLock]:
+def inherited(files: SpoolFiles) -> tuple[Append, AppendLock]:
     """As `opened`, through the parent's files: to open the log takes longer than a writer lives. The lock is this process's own."""
-    writer = pair.writer(struct.pack("<6Q", 0, os.getpid(), os.getpid(), 0, 0, 0))
+    writer = files.writer(struct.pack("<6Q", 0, os.getpid(), os.getpid(), 0, 0, 0))
 
     def put(values: list[bytes], _: FrameWriter) -> int:
         first = writer.begin()
@@ -153,8 +153,8 @@ class Campaign:
         self.dead: dict[int, tuple[int, list[int]]] = {}  # life: what it meant and what was acknowledged, since the last audit
         self.counts = dict.fromkeys(("killed", "owners", "stopped and continued", "acknowledged", "unacknowledged", "audits"), 0)
         kvspool.create(path, capacity=CAPACITY).close()
-        self.pair = Pair(path)
-        self.control = self.pair.control.cast("Q")
+        self.files = SpoolFiles(path)
+        self.control = self.files.control.cast("Q")
         self.ledgers = [mmap.mmap(-1, SIZE) for _ in range(writers)]
         self.writers: list[Writer] = []
 
@@ -178,7 +178,7 @@ class Campaign:
 
     def begin(self, ledger: mmap.mmap) -> Writer:
         self.lives += 1
-        return Writer(self.pair, self.lives, ledger, self.noise.randrange(1 << 30))
+        return Writer(self.files, self.lives, ledger, self.noise.randrange(1 << 30))
 
     def owner(self) -> Writer | None:
         """Return the writer that the word of the lock names."""

@@ -66,7 +66,7 @@ class Fixed(Bare):
         return {"item_bytes": self.item_bytes, "items_per_blob": self.items_per_blob}
 
     @classmethod
-    def settled(cls, stored: dict[str, int], given: dict[str, int]) -> dict[str, int]:
+    def chosen_limits(cls, stored: dict[str, int], given: dict[str, int]) -> dict[str, int]:
         """Return the limits as every format does, but refuse different lengths, which would tear items apart. Raises ValueError."""
         for name, value in given.items():
             if stored.get(name, value) != value:

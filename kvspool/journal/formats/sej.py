@@ -84,8 +84,8 @@ class Sej(Nested):
             position = match.start()
             found = int.from_bytes(data[position : position + 8], "big")
             size = self._size_of(data, position) if sequence < found <= last else 0
-            behind = data[position + size : position + size + 8]
-            if size and (found + 1).to_bytes(8, "big").startswith(behind):
+            after = data[position + size : position + size + 8]
+            if size and (found + 1).to_bytes(8, "big").startswith(after):
                 return position, found
         return None
 
@@ -114,11 +114,11 @@ class Sej(Nested):
             return None
         return format.Head(head.offset, head.timestamp, SIZES + head.key_size + int.from_bytes(data[sizes : sizes + 4], "big"))
 
-    def behind_jump(self, data: bytes, sequence: int, found: int) -> tuple[int, int] | None:
+    def after_jump(self, data: bytes, sequence: int, found: int) -> tuple[int, int] | None:
         """A single wrong offset among correct ones is damage; otherwise messages are missing."""
         size = 0 if found >= LAST_SEQUENCE else sej.pass_over(data, found, found + 1, LAST_TIME)[0]
-        behind = data[size:]
-        goes_on = sej.pass_over(behind, sequence + 1, sequence + 2, LAST_TIME)[0] > 0
-        if size and (goes_on or not behind):
+        after = data[size:]
+        goes_on = sej.pass_over(after, sequence + 1, sequence + 2, LAST_TIME)[0] > 0
+        if size and (goes_on or not after):
             return size, sequence + 1
-        return super().behind_jump(data, sequence, found) if size else None
+        return super().after_jump(data, sequence, found) if size else None

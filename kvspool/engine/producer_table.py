@@ -1,20 +1,20 @@
 """The file `producers` of a log: the last batch of each producer, and the location of its records.
 
-A header, then accounts of 512 bytes, one for each producer. An account has two copies of 256 bytes. The sound one with the higher
-generation counts, and the other one is overwritten. So no crash leaves a half-written account.
+A header, then states of 512 bytes, one for each producer. A state has two copies of 256 bytes. The sound one with the higher
+generation counts, and the other one is overwritten. So no crash leaves a half-written state.
 
 **Writing** needs the log's append lock, reading no lock.
 
-**A batch under way.** First its account describes the records to append, and the log's word `pending` names the account. The word is reset
-when the account states that all are stored. While it is set, no writer appends before it has *settled* the account. Thus no other writer
+**A batch under way.** First its state describes the records to append, and the log's word `pending` names the state. The word is reset
+when the state states that all are stored. While it is set, no writer appends before it has *resolved* the state. Thus no other writer
 can have appended in between, so all records appended after the first sequence belong to the batch.
 
-**Durability.** As the page cache: an account survives a crash of any process. With `is_durable` it is flushed before the first record is
+**Durability.** As the page cache: a state survives a crash of any process. With `is_durable` it is flushed before the first record is
 published, so that it survives a crash of the machine if one of them does.
 
-**Recovery.** After a crash of the machine, the process that recovers the log first removes the lost records from the accounts: see
-`restarted`. An account may name a whole batch while a later one is stored in part. This is trusted only if the later one is durable and,
-where the account's other copy still locates the whole one, all of it is stored.
+**Recovery.** After a crash of the machine, the process that recovers the log first removes the lost records from the states: see
+`restarted`. A state may name a whole batch while a later one is stored in part. This is trusted only if the later one is durable and,
+where the state's other copy still locates the whole one, all of it is stored.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ MAGIC = b"KVSPROD1"
 VERSION = 1
 FREE, AT_REST, UNDER_WAY = range(3)
 PIECES = 8  # of one batch that was interrupted by kills
-STEP = 128  # accounts by which the file grows
+STEP = 128  # states by which the file grows
 MOST = 4096
 HOUR = 3600 * 10**9  # ns
-EXPIRY = 7 * 24 * HOUR  # an account without use for this time may be given to another producer, unless it says otherwise
+EXPIRY = 7 * 24 * HOUR  # a state without use for this time may be given to another producer, unless it says otherwise
 _RANGE = struct.Struct("<2Q")
 
 
-class Header(NamedTuple):
+class TableHeader(NamedTuple):
     """The first 512 bytes, filled up with zeros."""
 
     magic: Annotated[bytes, "8s", "`KVSPROD1`"]
     version: Annotated[int, "I", "1"]
-    account_bytes: Annotated[int, "I", "512"]
+    state_bytes: Annotated[int, "I", "512"]
     log_id: Annotated[bytes, "16s", "of the log; zeros in a journal that has none"]
     reserved: Annotated[bytes, "28s", "zeros"]
     crc: Annotated[int, "I", "CRC32C of the bytes before"]
 
 
-class Account(NamedTuple):
-    """The account of one producer; 256 bytes, two copies for each."""
+class ProducerState(NamedTuple):
+    """The state of one producer; 256 bytes, two copies for each."""
 
     generation: Annotated[int, "Q", "1, 2, 3 ...; of two sound places the one with the higher number counts"]
     id: Annotated[bytes, "16s", "BLAKE2b of the producer's name, 16 bytes of it"]
@@ -67,13 +67,13 @@ class Account(NamedTuple):
     done: Annotated[int, "Q", "1 + number of the last batch that is there in full; 0: none is, or a crash took records of it"]
     rows: Annotated[int, "Q", "records of the batch"]
     updated: Annotated[int, "q", "when this was written, ns since the Unix epoch"]
-    state: Annotated[int, "B", "0 free, 1 at rest, 2 a batch is under way: of the last range only what was appended since is there"]
+    phase: Annotated[int, "B", "0 free, 1 at rest, 2 a batch is under way: of the last range only what was appended since is there"]
     is_durable: Annotated[int, "B", "1: it is on disk before the first record of the batch is published"]
     pieces: Annotated[int, "B", "how many of the ranges count"]
     name_bytes: Annotated[int, "B", "length of the name"]
     is_over: Annotated[int, "B", "1: its producer appends nothing more, so that another one may have it"]
     reserved: Annotated[int, "B", "0"]
-    keep: Annotated[int, "H", "hours for which it is kept behind its last batch, if that is whole; 0: seven days"]
+    keep: Annotated[int, "H", "hours for which it is kept after its last batch, if that is whole; 0: seven days"]
     ranges: Annotated[bytes, "128s", "8 ranges of two words: the first sequence, and how many records of the batch lie there in a row"]
     name: Annotated[bytes, "44s", "the beginning of the producer's name, UTF-8, for people"]
     crc: Annotated[int, "I", "CRC32C of the log id and the bytes before"]
@@ -85,16 +85,16 @@ class Account(NamedTuple):
 
     @property
     def stored(self) -> int:
-        """Return how many records of the batch are stored, for an account at rest."""
+        """Return how many records of the batch are stored, for a state at rest."""
         return sum(count for _, count in self.runs)
 
     @property
     def is_done(self) -> bool:
         """Return whether the last batch is stored in full."""
-        return self.state == AT_REST and self.done == self.batch + 1
+        return self.phase == AT_REST and self.done == self.batch + 1
 
-    def with_runs(self, runs: list[tuple[int, int]]) -> Account:
-        """Return the account with other ranges. Raises TooManyPieces."""
+    def with_runs(self, runs: list[tuple[int, int]]) -> ProducerState:
+        """Return the state with other ranges. Raises TooManyPieces."""
         if len(runs) > PIECES:
             raise TooManyPieces(
                 f"batch {self.batch} of producer {self.shown!r} is in {len(runs)} pieces, {PIECES} are possible: it was interrupted too "
@@ -102,15 +102,15 @@ class Account(NamedTuple):
             )
         return self._replace(pieces=len(runs), ranges=b"".join(_RANGE.pack(*run) for run in runs))
 
-    def settled(self, kept: Callable[[int, int], list[tuple[int, int]]]) -> Account:
-        """Return the account at rest, with only its stored records; `kept(first, count)` returns which of some records are stored."""
+    def resolved(self, kept: Callable[[int, int], list[tuple[int, int]]]) -> ProducerState:
+        """Return the state at rest, with only its stored records; `kept(first, count)` returns which of some records are stored."""
         runs = [part for run in self.runs for part in kept(*run) if part[1]]
         if len(runs) > PIECES:
             logger.warn("producer %s, batch %d: only %d of %d pieces are stored", self.shown, self.batch, PIECES, len(runs))
-        account = self.with_runs(runs[:PIECES])._replace(state=AT_REST)
-        if account.stored == self.rows:
-            return account._replace(done=self.batch + 1)
-        return account._replace(done=0) if self.done == self.batch + 1 else account
+        state = self.with_runs(runs[:PIECES])._replace(phase=AT_REST)
+        if state.stored == self.rows:
+            return state._replace(done=self.batch + 1)
+        return state._replace(done=0) if self.done == self.batch + 1 else state
 
     @property
     def shown(self) -> str:
@@ -118,18 +118,18 @@ class Account(NamedTuple):
         return self.name[: self.name_bytes].decode("utf-8", "replace")
 
 
-HEADER = Layout(Header)
-ACCOUNT = Layout(Account)
-BLOCK = 512  # the header, and each account
+HEADER = Layout(TableHeader)
+STATE = Layout(ProducerState)
+BLOCK = 512  # the header, and each state
 PLACE = 256
 
 _GLANCE = struct.Struct("<Q32x2Q8xqB3xBxH176x")  # the fields for `claim`: generation, batch, done, updated, state, is_over, keep
 
-assert ACCOUNT.size == _GLANCE.size == PLACE
+assert STATE.size == _GLANCE.size == PLACE
 assert HEADER.size == 64
 
 
-class Ledger(Handle):
+class ProducerTable(Handle):
     """The open file of one log, for reading, or for the owner of the append lock."""
 
     def __init__(self, path: Path, log_id: bytes, file: Descriptor) -> None:
@@ -144,8 +144,8 @@ class Ledger(Handle):
         return self._file.number
 
     @classmethod
-    def open(cls, directory: Path, log_id: bytes, *, to_read: bool = False) -> Ledger | None:
-        """Open the ledger in a log's directory; None if there is none. to_read: open it read-only.
+    def open(cls, directory: Path, log_id: bytes, *, to_read: bool = False) -> ProducerTable | None:
+        """Open the producer table in a log's directory; None if there is none. to_read: open it read-only.
 
         Raises Corruption for a file that isn't this log's, UnknownVersion, or the system's OSError.
         """
@@ -155,18 +155,18 @@ class Ledger(Handle):
             return None
 
     @classmethod
-    def make(cls, directory: Path, log_id: bytes, mode: int) -> Ledger:
-        """Under the append lock: open the ledger, or create one with the permission bits `mode`, on disk when this returns."""
+    def make(cls, directory: Path, log_id: bytes, mode: int) -> ProducerTable:
+        """Under the append lock: open the producer table, or create one with the permission bits `mode`, on disk when this returns."""
         found = cls.open(directory, log_id)
         if found is not None:
             return found
-        header = HEADER.pack(Header(MAGIC, VERSION, BLOCK, log_id, b"", 0))[:-4]
+        header = HEADER.pack(TableHeader(MAGIC, VERSION, BLOCK, log_id, b"", 0))[:-4]
         data = header + _checksum(header).to_bytes(4, "little")
         disk.replace(directory / NAME, data.ljust(BLOCK * (1 + STEP), b"\0"), mode, rights=mode)
         return cls._checked(directory / NAME, log_id, os.O_RDWR)
 
     @classmethod
-    def _checked(cls, path: Path, log_id: bytes, flags: int) -> Ledger:
+    def _checked(cls, path: Path, log_id: bytes, flags: int) -> ProducerTable:
         file = Descriptor(path, flags)
         try:
             fd = file.number
@@ -176,7 +176,7 @@ class Ledger(Handle):
             header = HEADER.unpack(raw)
             if header.version != VERSION:
                 raise UnknownVersion(f"{path} has version {header.version}; this kvspool supports version {VERSION}: upgrade to open it")
-            if header.crc != _checksum(raw[:-4]) or header.account_bytes != BLOCK or header.log_id != log_id.ljust(16, b"\0"):
+            if header.crc != _checksum(raw[:-4]) or header.state_bytes != BLOCK or header.log_id != log_id.ljust(16, b"\0"):
                 raise Corruption(f"{path} is damaged, or of another log: remove it; the state of producers' batches is lost")
             return cls(path, log_id, file)
         except BaseException:
@@ -187,7 +187,7 @@ class Ledger(Handle):
         """Release the descriptor."""
         self._file.close()
 
-    def __enter__(self) -> Ledger:
+    def __enter__(self) -> ProducerTable:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -196,88 +196,88 @@ class Ledger(Handle):
     def __len__(self) -> int:
         return max(0, min(MOST, self._size // BLOCK - 1))
 
-    def read(self, number: int) -> Account | None:
-        """Return an account; None for a free or unsound one."""
-        account = self._newest(system.port.read(self._fd, BLOCK, BLOCK * (1 + number))) if 0 <= number < len(self) else None
-        return None if account is None or account.state == FREE else account
+    def read(self, number: int) -> ProducerState | None:
+        """Return a state; None for a free or unsound one."""
+        state = self._newest(system.port.read(self._fd, BLOCK, BLOCK * (1 + number))) if 0 <= number < len(self) else None
+        return None if state is None or state.phase == FREE else state
 
-    def earlier(self, number: int) -> Account | None:
-        """Return the previous copy of an account; None if it is not sound."""
+    def earlier(self, number: int) -> ProducerState | None:
+        """Return the previous copy of a state; None if it is not sound."""
         places = self._places(system.port.read(self._fd, BLOCK, BLOCK * (1 + number)))
         sound = [place for place in places if place is not None]
         return min(sound, key=lambda place: place.generation) if len(sound) == 2 else None
 
-    def accounts(self) -> Iterator[tuple[int, Account]]:
-        """Yield the numbers and accounts of all producers."""
+    def states(self) -> Iterator[tuple[int, ProducerState]]:
+        """Yield the numbers and states of all producers."""
         data = system.port.read(self._fd, BLOCK * len(self), BLOCK)
         for number in range(len(data) // BLOCK):
-            account = self._newest(data[number * BLOCK : (number + 1) * BLOCK])
-            if account is not None and account.state != FREE:
-                yield number, account
+            state = self._newest(data[number * BLOCK : (number + 1) * BLOCK])
+            if state is not None and state.phase != FREE:
+                yield number, state
 
     def damaged(self) -> int:
-        """Return how many accounts are not empty and not sound."""
+        """Return how many states are not empty and not sound."""
         data = system.port.read(self._fd, BLOCK * len(self), BLOCK)
         blocks = [data[at : at + BLOCK] for at in range(0, len(data), BLOCK)]
         return sum(any(block) and self._newest(block) is None for block in blocks)
 
-    def find(self, id: bytes, hint: int = -1) -> tuple[int, Account] | None:
-        """Return the number and the account of a producer. hint: its last known number."""
-        account = self.read(hint)
-        if account is not None and account.id == id:
-            return hint, account
+    def find(self, id: bytes, hint: int = -1) -> tuple[int, ProducerState] | None:
+        """Return the number and the state of a producer. hint: its last known number."""
+        state = self.read(hint)
+        if state is not None and state.id == id:
+            return hint, state
         data = system.port.read(self._fd, BLOCK * len(self), BLOCK)
         at = data.find(id)
         while at >= 0:
             number = at // BLOCK
-            account = self._newest(data[number * BLOCK : (number + 1) * BLOCK])
-            if account is not None and account.id == id and account.state != FREE:
-                return number, account
+            state = self._newest(data[number * BLOCK : (number + 1) * BLOCK])
+            if state is not None and state.id == id and state.phase != FREE:
+                return number, state
             at = data.find(id, at + 1)
         return None
 
-    def named(self, prefix: bytes) -> Iterator[tuple[int, Account]]:
-        """Yield the numbers and accounts of the producers with this prefix of the name; at most 44 bytes of UTF-8."""
+    def named(self, prefix: bytes) -> Iterator[tuple[int, ProducerState]]:
+        """Yield the numbers and states of the producers with this prefix of the name; at most 44 bytes of UTF-8."""
         data = system.port.read(self._fd, BLOCK * len(self), BLOCK)
         at = data.find(prefix)
         while at >= 0:
             number = at // BLOCK
-            account = self._newest(data[number * BLOCK : (number + 1) * BLOCK])
-            if account is not None and account.state != FREE and account.name[: account.name_bytes].startswith(prefix):
-                yield number, account
+            state = self._newest(data[number * BLOCK : (number + 1) * BLOCK])
+            if state is not None and state.phase != FREE and state.name[: state.name_bytes].startswith(prefix):
+                yield number, state
             at = data.find(prefix, (number + 1) * BLOCK)
 
     def claim(self) -> int:
-        """Return the number of an account for a new producer: a free one, or one that has been over for an hour. If there is none, the list
+        """Return the number of a state for a new producer: a free one, or one that has been over for an hour. If there is none, the list
         grows. If it can't grow: one that is over, or that is done and wasn't used for its keeping time. Of several, the least recently used
         one. Raises TooManyProducers.
         """
         data = system.port.read(self._fd, BLOCK * len(self), BLOCK)
         for number, generation in self._claimable(data):
-            account = self._newest(data[number * BLOCK : (number + 1) * BLOCK])
-            if account is None or account.generation == generation:
+            state = self._newest(data[number * BLOCK : (number + 1) * BLOCK])
+            if state is None or state.generation == generation:
                 return number
         return self._grown() if len(self) < MOST else self._damaged_one()
 
     def _claimable(self, data: bytes) -> list[tuple[int, int]]:
-        """Return the numbers of accounts that seem to be available, the best ones first, with the generations on which that is based.
+        """Return the numbers of states that seem to be available, the best ones first, with the generations on which that is based.
 
-        The caller holds the append lock, so thousands of accounts are only scanned: no checksum is verified.
+        The caller holds the append lock, so thousands of states are only scanned: no checksum is verified.
         """
         now, is_full = system.port.now(), len(self) == MOST
         places = _GLANCE.iter_unpack(data[: len(data) // BLOCK * BLOCK])
         found = []
-        # The two copies of each account in turn; the greater tuple has the higher generation.
-        for number, (generation, batch, done, updated, state, is_over, keep) in enumerate(map(max, places, places)):
+        # The two copies of each state in turn; the greater tuple has the higher generation.
+        for number, (generation, batch, done, updated, phase, is_over, keep) in enumerate(map(max, places, places)):
             is_gone = is_over or (done == batch + 1 and updated < now - (keep * HOUR or EXPIRY))
-            if state == FREE:
+            if phase == FREE:
                 found.append((-1, number, generation))
-            elif state == AT_REST and is_gone and (is_full or (is_over and updated < now - HOUR)):
+            elif phase == AT_REST and is_gone and (is_full or (is_over and updated < now - HOUR)):
                 found.append((updated, number, generation))
         return [one[1:] for one in sorted(found)]
 
     def _grown(self) -> int:
-        """Make room for more accounts; return the number of the first one."""
+        """Make room for more states; return the number of the first one."""
         number = len(self)
         size = BLOCK * (1 + min(MOST, number + STEP))
         system.port.allocate(self._fd, size)
@@ -285,7 +285,7 @@ class Ledger(Handle):
         return number
 
     def _damaged_one(self) -> int:
-        """Return the number of an unsound account. Raises TooManyProducers."""
+        """Return the number of an unsound state. Raises TooManyProducers."""
         for number in range(len(self)):
             if self.read(number) is None:
                 return number
@@ -294,14 +294,14 @@ class Ledger(Handle):
             "batch job of Spark, or has an incomplete batch; forget unused ones: `kvspool producers --forget`"
         )
 
-    def store(self, number: int, account: Account, *, is_used: bool = True) -> None:
-        """Replace an account, under the append lock. is_used: by its producer; otherwise it keeps its time."""
+    def store(self, number: int, state: ProducerState, *, is_used: bool = True) -> None:
+        """Replace a state, under the append lock. is_used: by its producer; otherwise it keeps its time."""
         at = BLOCK * (1 + number)
         places = self._places(system.port.read(self._fd, BLOCK, at))
         newest = max((place.generation for place in places if place is not None), default=0)
         which = 1 if places[0] is not None and places[0].generation == newest else 0
-        updated = system.port.now() if is_used else account.updated
-        raw = ACCOUNT.pack(account._replace(generation=newest + 1, boot_id=system.port.boot_id(), updated=updated))[:-4]
+        updated = system.port.now() if is_used else state.updated
+        raw = STATE.pack(state._replace(generation=newest + 1, boot_id=system.port.boot_id(), updated=updated))[:-4]
         raw += _checksum(self._log_id, raw).to_bytes(4, "little")
         system.port.write(self._fd, raw, at + which * PLACE)
 
@@ -315,100 +315,100 @@ class Ledger(Handle):
         """Flush the file to disk."""
         system.port.flush_data(self._fd)
 
-    def _newest(self, block: bytes) -> Account | None:
+    def _newest(self, block: bytes) -> ProducerState | None:
         sound = [place for place in self._places(block) if place is not None]
         return max(sound, key=lambda place: place.generation, default=None)
 
-    def _places(self, block: bytes) -> list[Account | None]:
+    def _places(self, block: bytes) -> list[ProducerState | None]:
         return [self._parsed(block[at : at + PLACE]) for at in (0, PLACE)]
 
-    def _parsed(self, raw: bytes) -> Account | None:
-        """Return the account in `raw`, None if it is not sound."""
+    def _parsed(self, raw: bytes) -> ProducerState | None:
+        """Return the state in `raw`, None if it is not sound."""
         if len(raw) < PLACE or not any(raw[:8]):
             return None
-        account = ACCOUNT.unpack(raw)
-        if account.crc != _checksum(self._log_id, raw[:-4]) or account.generation >= (1 << 64) - 1:
+        state = STATE.unpack(raw)
+        if state.crc != _checksum(self._log_id, raw[:-4]) or state.generation >= (1 << 64) - 1:
             return None
-        is_possible = account.state <= UNDER_WAY and account.pieces <= PIECES and account.name_bytes <= len(account.name)
-        return account if is_possible and account.batch < 1 << 63 else None
+        is_possible = state.phase <= UNDER_WAY and state.pieces <= PIECES and state.name_bytes <= len(state.name)
+        return state if is_possible and state.batch < 1 << 63 else None
 
 
-def new_account(id: bytes, name: str, keep: int = 0) -> Account:
-    """Return the account of a producer that has appended nothing. keep: see `Account`."""
+def new_state(id: bytes, name: str, keep: int = 0) -> ProducerState:
+    """Return the state of a producer that has appended nothing. keep: see `ProducerState`."""
     shown = name.encode()[:44]
-    return Account(0, id, b"", 0, 0, 0, 0, AT_REST, 0, 0, len(shown), 0, 0, keep, b"", shown, 0)
+    return ProducerState(0, id, b"", 0, 0, 0, 0, AT_REST, 0, 0, len(shown), 0, 0, keep, b"", shown, 0)
 
 
-def settle(directory: Path, log_id: bytes, number: int, next_sequence: int) -> None:
-    """Under the append lock, if the word `pending` names an account: note how much of its batch was appended. Then reset the word.
+def resolve(directory: Path, log_id: bytes, number: int, next_sequence: int) -> None:
+    """Under the append lock, if the word `pending` names a state: note how much of its batch was appended. Then reset the word.
 
-    Raises the system's OSError. A missing or damaged ledger has no information about the batch; that is only logged.
+    Raises the system's OSError. A missing or damaged table has no information about the batch; that is only logged.
     """
     try:
-        ledger = Ledger.open(directory, log_id)
+        table = ProducerTable.open(directory, log_id)
     except (Corruption, UnknownVersion) as error:
         logger.warn("%s; a batch that was being appended is not accounted for", error)
         return
-    if ledger is None:
+    if table is None:
         logger.warn("%s no longer has a list of producers; a batch that was being appended is not accounted for", directory)
         return
-    with ledger:
-        account = ledger.read(number)
-        if account is None or account.state != UNDER_WAY:
+    with table:
+        state = table.read(number)
+        if state is None or state.phase != UNDER_WAY:
             return
-        ledger.store(number, account.settled(before(next_sequence)), is_used=False)
-        ledger.flush()  # before others append: after a power failure their records must not count as the rest of the batch
+        table.store(number, state.resolved(before(next_sequence)), is_used=False)
+        table.flush()  # before others append: after a power failure their records must not count as the rest of the batch
 
 
 def before(end: int) -> Callable[[int, int], list[tuple[int, int]]]:
-    """Return a function that tells which of some records are stored in a log whose next sequence is `end`; see `Account.settled`."""
+    """Return a function that tells which of some records are stored in a log whose next sequence is `end`; see `ProducerState.resolved`."""
     return lambda first, count: [(first, max(0, min(end - first, count)))]
 
 
 def restarted(directory: Path, log_id: bytes, kept: Callable[[int, int], list[tuple[int, int]]], *, is_forced: bool = False) -> None:
-    """Remove from all accounts the records that the log has lost in a crash of the machine; on disk when this returns.
+    """Remove from all states the records that the log has lost in a crash of the machine; on disk when this returns.
 
     Called during recovery of the log, under its locks and before any append, so that lost records never count as stored. kept: returns
-    which of `count` records from `first` on are stored, as ranges. is_forced: also for accounts written since.
+    which of `count` records from `first` on are stored, as ranges. is_forced: also for states written since.
     """
     try:
-        ledger = Ledger.open(directory, log_id)
+        table = ProducerTable.open(directory, log_id)
     except (Corruption, UnknownVersion) as error:
         logger.warn("%s", error)
         return
-    if ledger is None:
+    if table is None:
         return
-    with ledger:
+    with table:
         boot_id = system.port.boot_id()
-        for number, account in list(ledger.accounts()):
-            if account.boot_id != boot_id or is_forced:
-                ledger.store(number, _after_loss(account, ledger.earlier(number), kept), is_used=False)
-        ledger.flush()
+        for number, state in list(table.states()):
+            if state.boot_id != boot_id or is_forced:
+                table.store(number, _after_loss(state, table.earlier(number), kept), is_used=False)
+        table.flush()
 
 
 def problems(directory: Path, log_id: bytes) -> list[str]:
     """Return the faults of the list of producers in a log's directory, in words; nothing if there is none."""
     try:
-        ledger = Ledger.open(directory, log_id, to_read=True)
+        table = ProducerTable.open(directory, log_id, to_read=True)
     except (Corruption, UnknownVersion, OSError) as error:
         return [f"the list of producers can't be read: {error}"]
-    if ledger is None:
+    if table is None:
         return []
-    with ledger:
-        damaged = ledger.damaged()
-    words = f"{damaged} of the producers' accounts are damaged: if their last batches are repeated, they are appended again"
+    with table:
+        damaged = table.damaged()
+    words = f"{damaged} of the producers' states are damaged: if their last batches are repeated, they are appended again"
     return [words] if damaged else []
 
 
-def _after_loss(account: Account, earlier: Account | None, kept: Callable[[int, int], list[tuple[int, int]]]) -> Account:
-    settled = account.settled(kept)
-    if not settled.done or settled.is_done:
-        return settled
+def _after_loss(state: ProducerState, earlier: ProducerState | None, kept: Callable[[int, int], list[tuple[int, int]]]) -> ProducerState:
+    resolved = state.resolved(kept)
+    if not resolved.done or resolved.is_done:
+        return resolved
     # It states that the previous batch is stored in full. If records of this one may be lost, those of that one may be, too.
-    is_kept = bool(account.is_durable)
-    if is_kept and earlier is not None and earlier.id == account.id and earlier.state == AT_REST and earlier.done == account.done:
-        is_kept = earlier.settled(kept).done == account.done  # a batch that was not durable, before one that is
-    return settled if is_kept else settled._replace(done=0)
+    is_kept = bool(state.is_durable)
+    if is_kept and earlier is not None and earlier.id == state.id and earlier.phase == AT_REST and earlier.done == state.done:
+        is_kept = earlier.resolved(kept).done == state.done  # a batch that was not durable, before one that is
+    return resolved if is_kept else resolved._replace(done=0)
 
 
 def _checksum(*parts: bytes) -> int:

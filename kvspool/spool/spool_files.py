@@ -1,7 +1,4 @@
-"""The two files of a spool: created whole, checked when opened, mapped.
-
-**Durability.** `create` builds both files under a temporary name next to the target, flushes them, and renames the directory into place. So
-no process ever sees half a spool, and a visible spool survives a crash of the machine.
+"""The two open files of a spool: checked when opened, mapped.
 
 **Trust.** Everything in the headers is checked before a byte is mapped: a file shorter than its header says would kill the process with
 SIGBUS at the first load after its end. For the same reason the disk space is reserved in full when the spool is created.
@@ -17,174 +14,40 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from kvspool import system
-from kvspool.engine import ledger, making
-from kvspool.engine.layout import Layout
+from kvspool.engine import locks, producer_table
 from kvspool.errors import (
     Closed,
     Corruption,
-    FormatError,
-    LogExists,
     LogNotFound,
     LogVanished,
-    MismatchedPair,
-    NameNotDurable,
+    MismatchedFiles,
     NotAFile,
     NotALog,
     Truncated,
-    UnknownVersion,
 )
 from kvspool.kernel import frames_py as frames
 from kvspool.kernel.frames import FrameReader, FrameSurvey, FrameWriter
 from kvspool.kernel.lock import AppendLock
 from kvspool.options import DURABILITIES
+from kvspool.producers import TableLocation
 from kvspool.record import STRUCTURED, Codec
-from kvspool.spool import epochs, format, rates
+from kvspool.spool import format, rates, restored
+from kvspool.spool.headers import check_capacity, checked
 from kvspool.spool.keys import KeyTable
-from kvspool.system import disk, filesystems, forks
+from kvspool.system import disk, filesystems, forks, holders
 from kvspool.system.descriptor import Descriptor
 from kvspool.system.handles import Handle
 
-MOST_TOUCHED = 1 << 30  # most bytes of a ring that are touched at creation
-_PIECE = 1 << 20  # bytes touched at once
-LEDGER_FILES = (ledger.NAME, f"{ledger.NAME}.tmp")
-H = TypeVar("H", format.Header, format.DataHeader)
 _NO_WORDS = memoryview(b"").cast("Q")
 _UNWRITABLE = (errno.EACCES, errno.EROFS, errno.EPERM)
 
 
-def create(
-    path: Path,
-    *,
-    capacity: int,
-    codec: int,
-    mode: int,
-    policy: int = 0,
-    reader_expiry: int = 0,
-    durability: int = 0,
-    sync_interval: int = 0,
-    allow_unsafe_fs: bool = False,
-    touched: int = 0,
-) -> Pair:
-    """Create a spool at `path`, on disk when the call returns, and return its open files.
-
-    capacity: size of the ring in bytes, a multiple of 4096. mode: permission bits of the two files; users with read permission may also
-    enter the directory. policy: its index in `format.POLICIES`. reader_expiry: ns, 0 for never. durability: its index in
-    `kvspool.options.DURABILITIES`; sync_interval: ns, 0 for not given. touched: see `fill`.
-
-    Raises LogExists, or the system's OSError (no space, no permission). Nothing is left then, or a hidden directory that a note names and
-    the next call removes. NameNotDurable: the log exists, and is complete.
-    """
-    making.remove_dead(path, discard)
-    if os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir())):
-        raise LogExists(f"{path} exists already; kvspool.open opens it")
-    if not allow_unsafe_fs:
-        filesystems.refuse_killing(path.parent)
-    header = format.Header(
-        magic=format.CONTROL_MAGIC,
-        version=format.VERSION,
-        data_start=format.DATA_START,
-        control_bytes=format.control_bytes(capacity),
-        capacity=capacity,
-        log_id=b"",
-        created=system.port.now(),
-        policy=policy,
-        codec=codec,
-        durability=durability,
-        spare=b"",
-        reader_expiry=reader_expiry,
-        sync_interval=sync_interval,
-        origin=b"",
-        resizes=0,
-        reserved=b"",
-        crc=0,
-    )
-    try:
-        with making.directory(path, discard) as made:
-            fill(made.path, header._replace(log_id=made.id), mode, touched=touched)
-            # Opened first: once other processes can see the log, only the disk can fail, which raises NameNotDurable.
-            pair = Pair(made.path, allow_unsafe_fs=allow_unsafe_fs)
-            try:
-                if touched and pair.is_writable:
-                    pair.populate(touched)
-                _publish(made, path)
-            except BaseException:
-                with suppress(OSError):  # the first error counts; the files are closed anyway
-                    pair.close()
-                raise
-            pair.path = path
-            return pair
-    except OSError as error:
-        is_clean = not getattr(error, "__notes__", None)  # otherwise a note names the directory that stays
-        left = "; it is complete" if isinstance(error, NameNotDurable) else "; nothing is left" if is_clean else ""
-        error.add_note(f"while creating the spool {path} of {capacity} bytes{left}")
-        raise
-
-
-def touchable(capacity: int) -> int:
-    """Return how many bytes of a new ring to touch at its creation; see `fill`. Few enough that they stay in memory."""
-    return min(capacity, MOST_TOUCHED, system.port.available_memory() // 8) // format.PAGE * format.PAGE
-
-
-def fill(building: Path, header: format.Header, mode: int, epoch: format.Epoch | None = None, touched: int = 0) -> None:
-    """Put the two files of an empty log into an empty directory, on disk when the call returns.
-
-    epoch: the record of restarts of the machine; None if there was none. touched: bytes of the ring that are written now, in large pieces,
-    so that they are in memory before the first lap: pages created one by one at the first store to each take four times as long. They
-    contain zeros as before, so they need no flush.
-    """
-    if epoch is None:
-        epoch = format.Epoch(system.port.boot_id(), 0, 0, 0, 0, 0, format.TRUE, 0)
-    _write_data(building / format.DATA_FILE, header.log_id, header.capacity, mode, touched)
-    head = _sealed(format.HEADER, header) + epochs.packed(header.log_id, epoch)
-    _write_file(building / format.CONTROL_FILE, header.control_bytes, head, mode)
-    disk.flush_directory(building, 0o700 | mode & 0o444 | (mode & 0o444) >> 2)
-
-
-def _publish(made: making.Making, path: Path) -> None:
-    try:
-        disk.put_in_place(made.path, path, made.release)
-    except OSError as error:
-        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-            raise LogExists(f"{path} exists already; kvspool.open opens it") from error
-        raise
-
-
-def _write_data(path: Path, log_id: bytes, capacity: int, mode: int, touched: int) -> None:
-    header = format.DataHeader(format.DATA_MAGIC, format.VERSION, format.DATA_START, capacity, log_id, b"", 0)
-    _write_file(path, format.DATA_START + capacity, _sealed(format.DATA_HEADER, header), mode, touched)
-
-
-def _sealed(layout: Layout[H], record: H) -> bytes:
-    """Return the bytes of a header whose last field is the checksum of the fields before it."""
-    body = layout.pack(record)[:-4]
-    return body + format.checksum(body).to_bytes(4, "little")
-
-
-def _write_file(path: Path, size: int, header: bytes, mode: int, touched: int = 0) -> None:
-    with Descriptor(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600) as fd:
-        system.port.allocate(fd, size)
-        system.port.write(fd, header, 0)
-        system.port.set_mode(fd, mode)
-        system.port.flush(fd)
-        zeros = memoryview(bytes(min(touched, _PIECE)))
-        for at in range(0, touched, _PIECE):
-            system.port.write(fd, zeros[: touched - at], format.DATA_START + at)
-
-
-def discard(building: Path) -> None:
-    """Remove the temporary directory of an unfinished `create` or `resize`."""
-    for name in (format.DATA_FILE, format.CONTROL_FILE, format.LOCK_FILE, *LEDGER_FILES):
-        with suppress(FileNotFoundError):
-            system.port.remove(building / name)
-    with suppress(FileNotFoundError):
-        system.port.remove_directory(building)
-
-
-class Memory(NamedTuple):
+class MappedParts(NamedTuple):
     """The mapped parts of the two files. A view keeps its mapping alive, so its memory stays valid after the pair is closed."""
 
     front: memoryview  # the page before the ring, with the checkpoints
@@ -192,7 +55,7 @@ class Memory(NamedTuple):
     control: memoryview
 
 
-class Pair(Handle):
+class SpoolFiles(Handle):
     """An open spool: descriptors and mappings of its two files.
 
     The ring is mapped read-only, and so is `front`, the page before it with the checkpoints; `writer` maps the ring again for writing, so
@@ -204,11 +67,11 @@ class Pair(Handle):
     """
 
     def __init__(self, path: Path, *, allow_unsafe_fs: bool = False) -> None:
-        """Open and check both files. Raises LogNotFound, NotALog, UnknownVersion, MismatchedPair, Truncated, Corruption."""
+        """Open and check both files. Raises LogNotFound, NotALog, UnknownVersion, MismatchedFiles, Truncated, Corruption."""
         self.path = path
         self.allow_unsafe_fs = allow_unsafe_fs
         self._kills = False  # whether a store may kill the process
-        self._files: list[Descriptor] = []
+        self._descriptors: list[Descriptor] = []
         self._maps: list[mmap.mmap] = []
         self._lock: Descriptor | None = None
         self._append_lock: AppendLock | None = None
@@ -217,20 +80,20 @@ class Pair(Handle):
         self._guard = threading.RLock()  # a signal handler may interrupt
         self._users: list[int] = []  # threads, each once for every use
         self._key_table: KeyTable | None = None
-        self._memory: Memory | None = None
+        self._memory: MappedParts | None = None
         self._words = _NO_WORDS
         self._writable: mmap.mmap | None = None  # populated, until a writer takes it
-        self._successor: Pair | None = None
+        self._successor: SpoolFiles | None = None
         try:
             self._kills = not allow_unsafe_fs and filesystems.kills(path)
-            self._open_one_pair()
+            self._open_matching()
             self._map_files()
         except BaseException:
             self._release()
             raise
         forks.register(self)
 
-    def _open_one_pair(self) -> None:
+    def _open_matching(self) -> None:
         """Open the files until they belong together.
 
         A separate function: since Python 3.12, an exception from a signal handler at the backward jump of a loop may bypass the `try`
@@ -247,8 +110,8 @@ class Pair(Handle):
             self._lock_file = self._open_file(format.LOCK_FILE)[0] if self.header.resizes else self._control
             self._data, self.can_write = self._open_file(format.DATA_FILE)
             self._check_data()
-        except (MismatchedPair, NotALog):
-            if not self._files or self._lies_at(self.path / format.CONTROL_FILE, self._files[0].number):
+        except (MismatchedFiles, NotALog):
+            if not self._descriptors or self._lies_at(self.path / format.CONTROL_FILE, self._descriptors[0].number):
                 raise
             return False
         return True
@@ -273,7 +136,7 @@ class Pair(Handle):
         control_map = self._map(self.control_fd, self.header.control_bytes, self.can_ask)
         data_map = self._map(self.data_fd, format.DATA_START + self.header.capacity, writable=False)
         control, data = memoryview(control_map), memoryview(data_map)
-        self._memory = Memory(data[: format.DATA_START], data[format.DATA_START :], control)
+        self._memory = MappedParts(data[: format.DATA_START], data[format.DATA_START :], control)
         self._words = control.cast("Q")
         if self.header.codec == Codec.KEYED:
             self._key_table = self._open_key_table(control)
@@ -293,7 +156,7 @@ class Pair(Handle):
         return table
 
     @property
-    def memory(self) -> Memory:
+    def memory(self) -> MappedParts:
         """Return the mapped parts. Raises Closed."""
         memory = self._memory
         if memory is None:
@@ -341,14 +204,14 @@ class Pair(Handle):
             if error.errno in (errno.ELOOP, errno.ENOTDIR):
                 raise NotALog(f"{path} is not a regular file: {error.strerror}") from error
             raise
-        self._files.append(file)
+        self._descriptors.append(file)
         return file, writable
 
-    def _read_header(self) -> format.Header:
+    def _read_header(self) -> format.ControlHeader:
         path = self.path / format.CONTROL_FILE
         raw = system.port.read(self.control_fd, format.HEADER.size, 0)
-        header = _checked(format.HEADER, raw, path, format.CONTROL_MAGIC)
-        _check_capacity(header.capacity, header.data_start, path)
+        header = checked(format.HEADER, raw, path, format.CONTROL_MAGIC)
+        check_capacity(header.capacity, header.data_start, path)
         is_known = header.policy < len(format.POLICIES) and header.codec in STRUCTURED.values()
         is_known = is_known and header.durability < len(DURABILITIES)
         if header.control_bytes != format.control_bytes(header.capacity) or not is_known:
@@ -359,9 +222,9 @@ class Pair(Handle):
     def _check_data(self) -> None:
         path = self.path / format.DATA_FILE
         raw = system.port.read(self.data_fd, format.DATA_HEADER.size, 0)
-        data = _checked(format.DATA_HEADER, raw, path, format.DATA_MAGIC)
+        data = checked(format.DATA_HEADER, raw, path, format.DATA_MAGIC)
         if (data.log_id, data.capacity, data.data_start) != (self.header.log_id, self.header.capacity, self.header.data_start):
-            raise MismatchedPair(
+            raise MismatchedFiles(
                 f"{self.path}: {format.CONTROL_FILE} is of log {self.header.log_id.hex()}, {format.DATA_FILE} of {data.log_id.hex()}"
             )
         self._check_size(self.data_fd, format.DATA_START + data.capacity, path)
@@ -414,8 +277,8 @@ class Pair(Handle):
         """Map the ring once more, for writing."""
         return memoryview(self._map(self.data_fd, format.DATA_START + self.header.capacity, writable=True))[format.DATA_START :]
 
-    def survey(self, ring: memoryview) -> FrameSurvey:
-        """Return the survey that finds every sound frame, and erases some if `ring` is writable."""
+    def scanner(self, ring: memoryview) -> FrameSurvey:
+        """Return the scanner that finds every sound frame, and erases some if `ring` is writable."""
         return FrameSurvey(ring, self.control, self.seed)
 
     @property
@@ -449,7 +312,7 @@ class Pair(Handle):
         return self._sync_lock.number
 
     def open_lock(self) -> Descriptor:
-        """Return a new descriptor for locks of this log. Raises LogVanished or MismatchedPair if the file was removed or replaced.
+        """Return a new descriptor for locks of this log. Raises LogVanished or MismatchedFiles if the file was removed or replaced.
 
         A log keeps its lock file in a resize: as spool.lck, next to a new spool.ctl.
         """
@@ -472,7 +335,7 @@ class Pair(Handle):
             file.close()
         if not os.path.lexists(self.path / format.CONTROL_FILE):
             raise LogVanished(f"{self.path} was deleted while it was open; open it again if it exists")
-        raise MismatchedPair(f"{self.path} was replaced by another log while it was open; open it again")
+        raise MismatchedFiles(f"{self.path} was replaced by another log while it was open; open it again")
 
     def is_locked(self, at: int) -> bool:
         """Return whether an open file description of any process has locked byte `at`. Raises Closed."""
@@ -492,10 +355,10 @@ class Pair(Handle):
         words = self._words
         return len(words) > frames.MOVED and words[frames.MOVED] != 0
 
-    def successor(self) -> Pair | None:
+    def successor(self) -> SpoolFiles | None:
         """Return the newest open files of the log after a resize; None if it is still in these.
 
-        Raises MismatchedPair if another log is at the path.
+        Raises MismatchedFiles if another log is at the path.
         """
         with self.in_use() as is_open:
             if is_open and self._successor is None and self.may_have_moved:
@@ -505,19 +368,19 @@ class Pair(Handle):
         newest = self._successor
         return newest if newest is None or not newest.may_have_moved else newest.successor() or newest
 
-    def _find_successor(self) -> Pair | None:
+    def _find_successor(self) -> SpoolFiles | None:
         if self.is_in_place():
             with suppress(OSError):  # readers continue; the next writer retries, and reports the error
                 self.stay()
             if self.is_in_place():
                 return None
         try:
-            found = Pair(self.path, allow_unsafe_fs=self.allow_unsafe_fs)
+            found = SpoolFiles(self.path, allow_unsafe_fs=self.allow_unsafe_fs)
         except LogNotFound:
             return None
         if found.origin != self.origin or found.header.resizes <= self.header.resizes:
             found.close()
-            raise MismatchedPair(f"{self.path} was replaced by another log while it was open; open it again")
+            raise MismatchedFiles(f"{self.path} was replaced by another log while it was open; open it again")
         if found.key_table is not None and self.key_table is not None:
             found.key_table.go_on(self.key_table)
         return found
@@ -536,12 +399,12 @@ class Pair(Handle):
             if lock.take():
                 try:
                     if self.may_have_moved and self.is_in_place():
-                        self._settle_name()
+                        self._flush_name()
                         self._words[frames.MOVED] = 0
                 finally:
                     lock.free()
 
-    def _settle_name(self) -> None:
+    def _flush_name(self) -> None:
         try:
             disk.flush_directory(self.path.parent)
         except OSError as error:
@@ -561,8 +424,23 @@ class Pair(Handle):
             return _is_same(system.port.status(ours), system.port.status(fd))
 
     def wake(self) -> None:
-        """Wake sleepers on inotify: it reports a write to the file, but no store through a mapping."""
-        system.port.write(self.control_fd, b"\1", format.BELL_AT)
+        """Wake sleepers on inotify: it reports a write to the file, but no store through a mapping. Readers also poll, so errors don't
+        matter.
+        """
+        with self.in_use() as is_open, suppress(OSError):
+            if is_open:
+                system.port.write(self.control_fd, b"\1", format.WAKE_AT)
+
+    def describe_owner(self) -> str:
+        """Name the last owner of the append lock: a hint, since it may have changed meanwhile."""
+        reader = self.reader(0, 0)
+        who = holders.describe([reader.word(frames.HOLDER + 2 + at) for at in range(4)])
+        if not self.append_lock.is_gate_open():
+            return (
+                f"handles of the compiled kvspool have {self.path} open; the last writer was {who}. This process runs the interpreted one, "
+                f"which appends only while they are closed: build its extension (python setup.py build_ext --inplace), or install a wheel"
+            )
+        return f"{self.path} is locked by {who}"
 
     def count_gap(self) -> None:
         """Count a Gap returned to a reader, if we may write."""
@@ -570,18 +448,40 @@ class Pair(Handle):
         if self.can_ask and memory is not None:
             rates.count_gap(memory.control.cast("Q"), system.port.now())
 
-    def copy_accounts(self, successor: Pair) -> None:
+    def copy_producers(self, successor: SpoolFiles) -> None:
         """Under all locks, during a resize: copy the list of producers to the new files, on disk, after resolving the leftovers of a killed
         process.
         """
-        pending = self._words[frames.PENDING]
-        if pending:
-            ledger.settle(self.path, self.origin, pending - 1, self.reader(0, 0).mark()[1])
-            self._words[frames.PENDING] = 0
-        found = ledger.Ledger.open(self.path, self.origin, to_read=True)
+        self.resolve_pending()
+        found = producer_table.ProducerTable.open(self.path, self.origin, to_read=True)
         if found is not None:
             with found:
                 found.copy_to(successor.path)
+
+    def table_location(self) -> TableLocation:
+        """Return the location of the producer table, for the owner of the append lock. Raises Closed."""
+        with self.held_open():
+            mode = system.port.status(self.control_fd).st_mode & 0o777
+        return TableLocation(self.path, self.origin, mode, partial(self.control.cast("Q").__setitem__, frames.PENDING))
+
+    def resolve_pending(self) -> None:
+        """Under the append lock: resolve a producer's batch that a killed process has left."""
+        words = self.control.cast("Q")
+        if words[frames.PENDING]:
+            producer_table.resolve(self.path, self.origin, words[frames.PENDING] - 1, self.reader(0, 0).mark()[1])
+            words[frames.PENDING] = 0
+
+    def add_keys(self, table: KeyTable, keys: list[str], flush: Callable[[], None], timeout: float) -> bool:
+        """Add missing keys to the key table, while it has room; False if the log was resized before. `flush` flushes spool.ctl."""
+        table.look()
+        if table.is_full or all(key in table.indexes for key in keys):
+            return True
+        with locks.held(self.lock, format.KEYS_LOCK, timeout, lambda: "another process adds keys"):
+            is_ours = not self.may_have_moved or self.is_in_place()
+            # A key table restored from a copy gets no key before a recovery: the next append refuses it.
+            if is_ours and not restored.is_older(self.front, self.control):
+                table.add(keys, flush)
+            return is_ours
 
     def has_vanished(self) -> bool:
         """Return whether the log's files were deleted; mapped data can still be read."""
@@ -590,7 +490,7 @@ class Pair(Handle):
                 return False
         try:
             successor = self.successor()
-        except (MismatchedPair, NotALog):
+        except (MismatchedFiles, NotALog):
             return True  # another log or file is at the path
         return successor is None or successor.has_vanished()
 
@@ -659,10 +559,10 @@ class Pair(Handle):
         while self._maps:
             _close_map(self._maps.pop().close)
         with ExitStack() as closing:  # all of them, even if one fails
-            for file in (*self._files, self._lock, self._sync_lock):
+            for file in (*self._descriptors, self._lock, self._sync_lock):
                 if file is not None:
                     closing.callback(file.close)
-            self._files, self._lock, self._sync_lock = [], None, None
+            self._descriptors, self._lock, self._sync_lock = [], None, None
 
     def __del__(self) -> None:
         if hasattr(self, "_words"):  # otherwise `__init__` failed before it opened anything
@@ -677,29 +577,3 @@ def _is_same(one: os.stat_result, other: os.stat_result) -> bool:
 def _close_map(close: Callable[[], None]) -> None:
     with suppress(BufferError):  # an iterator still uses it; the mapping is freed with the last view
         close()
-
-
-def _checked(layout: Layout[H], raw: bytes, path: Path, magic: bytes) -> H:
-    """Check and return the header in `raw`, of which no byte was trusted before."""
-    if len(raw) < len(magic) or raw[: len(magic)] != magic:
-        raise NotALog(f"{path} is not a file of a spool: it doesn't begin with {magic.decode()}")
-    if len(raw) < layout.size:
-        raise Truncated(f"{path} has {len(raw)} bytes, less than its header")
-    record = layout.unpack(raw)
-    if record.version != format.VERSION:
-        known = f"this kvspool reads version {format.VERSION}"
-        raise UnknownVersion(f"{path} has format version {record.version}; {known}: {_way_out(record.version)}")
-    if format.checksum(raw[: layout.size - 4]) != record.crc:
-        raise Corruption(f"{path}: the checksum of its header doesn't match")
-    return record
-
-
-def _way_out(version: int) -> str:
-    if version > format.VERSION:
-        return "upgrade kvspool to open the log"
-    return "export the log with the older kvspool that wrote it (kvspool export), and import it into a new one (kvspool import)"
-
-
-def _check_capacity(capacity: int, data_start: int, path: Path) -> None:
-    if not format.LEAST_CAPACITY <= capacity <= format.MOST_CAPACITY or capacity % format.PAGE or data_start != format.DATA_START:
-        raise FormatError(f"{path}: a ring of {capacity} bytes at {data_start} is not possible in this version")

@@ -18,7 +18,7 @@ from trees import tree
 import kvspool
 from kvspool import errors, system
 from kvspool.spool import format
-from kvspool.spool.pair import Pair
+from kvspool.spool.spool_files import SpoolFiles
 
 NOBODY = 65534
 
@@ -102,14 +102,14 @@ def test_files_of_different_logs_are_refused_by_name(path: Path, tmp_path: Path)
         foreign = other.log_id.hex()
     shutil.copy(tmp_path / "other" / format.DATA_FILE, path / format.DATA_FILE)
     before = tree(path)
-    with pytest.raises(errors.MismatchedPair, match=foreign):
+    with pytest.raises(errors.MismatchedFiles, match=foreign):
         kvspool.open(path)
     assert tree(path) == before
 
 
 def test_files_of_one_log_with_different_capacities_are_refused(path: Path) -> None:
     header_of(path, format.DATA_FILE, "capacity", 8192)
-    with pytest.raises(errors.MismatchedPair):
+    with pytest.raises(errors.MismatchedFiles):
         kvspool.open(path)
 
 
@@ -119,7 +119,7 @@ def test_a_missing_file_is_named(path: Path, name: str) -> None:
     with pytest.raises(errors.NotALog):
         kvspool.open(path)
     with pytest.raises(errors.NotALog, match=name):
-        Pair(path)
+        SpoolFiles(path)
 
 
 def lengths(full: int) -> list[int]:
@@ -201,7 +201,7 @@ def test_a_header_with_a_right_checksum_and_impossible_fields_is_refused(path: P
             return type(error).__name__
         return "opened"
 
-    assert in_child(use) in ("FormatError", "Corruption", "MismatchedPair", "Truncated", "UnknownVersion")
+    assert in_child(use) in ("FormatError", "Corruption", "MismatchedFiles", "Truncated", "UnknownVersion")
 
 
 @pytest.mark.parametrize("name", [format.CONTROL_FILE, format.DATA_FILE])
@@ -278,8 +278,8 @@ def test_who_may_only_read_reads_and_follows_and_is_refused_to_write(public_path
                     write()
                 except PermissionError as error:
                     refused.append(str(error.filename))
-            assert log._pair is not None
-            return read, followed, refused, log._pair.can_ask
+            assert log._files is not None
+            return read, followed, refused, log._files.can_ask
 
     before = tree(public_path)
     assert as_nobody(use) == ([b"one", b"two", b"three"], [b"two", b"three"], [str(public_path)] * 3, False)
@@ -399,11 +399,11 @@ def test_no_descriptor_is_inherited_by_a_program_that_is_started(path: Path, ope
 def test_the_locks_descriptor_is_never_one_that_is_mapped(path: Path) -> None:
     with kvspool.open(path) as log:
         log.append(b"x")
-        pair = log._pair
-        assert pair is not None
-        assert pair.lock_fd not in (pair.control_fd, pair.data_fd)
+        files = log._files
+        assert files is not None
+        assert files.lock_fd not in (files.control_fd, files.data_fd)
         log_id = log.log_id
-    other = Pair(path)
+    other = SpoolFiles(path)
     assert other.header.log_id == log_id
     other.close()
 
@@ -417,7 +417,7 @@ def test_a_log_that_was_replaced_is_never_locked_in_place_of_the_open_one(path: 
         kvspool.create(path, capacity=4096).close()
         before = tree(tmp_path)
         for _ in range(3):
-            with pytest.raises(errors.MismatchedPair, match="replaced"):
+            with pytest.raises(errors.MismatchedFiles, match="replaced"):
                 log.append(b"lost")
         assert tree(tmp_path) == before
 
