@@ -73,7 +73,8 @@ class Reader(Handle, ABC):
         self.name = name
         self.isolation = check_isolation(isolation)
         self._sequence = 0  # of the next record
-        self._turn: weakref.ref[Turns] | None = None  # the iteration that moved the reader to its position, and may have prefetched records
+        # The iteration that moved the reader to its position, and may have prefetched records.
+        self._turn: weakref.ref[ReaderIteration] | None = None
         self._is_closed = False
         self._iterations = Iterations()
 
@@ -247,7 +248,7 @@ class Reader(Handle, ABC):
             self._note(cursor)
 
 
-class Turns(Iteration):
+class ReaderIteration(Iteration):
     """An iteration that moves its reader with each item.
 
     Several iterations of a reader alternate: each begins at the reader's position, and records prefetched by another one are dropped.
@@ -256,7 +257,7 @@ class Turns(Iteration):
 
     _owner: Reader
     _end: int | None  # of the read
-    _token: weakref.ref[Turns]  # the reader must not keep an iteration alive that its user has dropped
+    _token: weakref.ref[ReaderIteration]  # the reader must not keep an iteration alive that its user has dropped
 
     def _belong_to(self, owner: Reader, end: int | None) -> None:
         self._owner, self._end = owner, end
@@ -293,7 +294,7 @@ class Turns(Iteration):
         return super()._refill()
 
 
-class _Present(Turns):
+class _Present(ReaderIteration):
     """The present records, up to `end`; None: those present at each call."""
 
     def __init__(self, owner: Reader, limit: int | None, on_gap: OnGap, end: int | None) -> None:
@@ -301,7 +302,7 @@ class _Present(Turns):
         self._belong_to(owner, end)
 
 
-class _Waiting(Turns, Following):
+class _Waiting(ReaderIteration, Following):
     """The present records, and new ones."""
 
     def __init__(self, owner: Reader, limit: int | None, on_gap: OnGap, timeout: float | None, spin: float) -> None:

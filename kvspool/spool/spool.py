@@ -124,8 +124,8 @@ class Spool(Single, Log):
 
     HELPERS = frozenset(
         """
-        append_at_once append_booked append_columns append_rows append_slowly change_accounts check_columns cursor forked frame_writer
-        header held is_durable records_from refuse_larger ring
+        append_at_once append_booked append_columns append_rows append_slowly change_accounts check_columns ensure_log_id forked
+        frame_writer header held is_durable records_from refuse_larger ring
         """.split()
     )
 
