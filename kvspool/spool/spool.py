@@ -86,7 +86,7 @@ class Spool(Single, Log):
 
     HELPERS = frozenset(
         """
-        append_at_once append_in_transaction append_columns append_rows append_slowly change_producers check_columns cursor forked
+        append_at_once append_in_transaction append_columns append_rows append_slowly change_producers check_columns ensure_log_id forked
         frame_writer header held is_durable records_from refuse_larger ring
         """.split()
     )
