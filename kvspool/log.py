@@ -13,10 +13,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NoReturn, Protocol, Self
+from typing import IO, TYPE_CHECKING, Any, NoReturn, Self
 
 from kvspool import producers
-from kvspool.engine.iteration import Iterations
+from kvspool.engine.cursor import Cursor
+from kvspool.engine.iteration import Following, Iteration, Iterations
 from kvspool.errors import OutOfRange, Truncated, Unsupported
 from kvspool.options import Isolation, OnGap, Start, check_sequence
 from kvspool.producers import Producer, ProducerStats
@@ -29,21 +30,19 @@ if TYPE_CHECKING:
 
     import pyarrow
 
+    from kvspool.engine.damage import VerifyReport
     from kvspool.engine.following import AsyncFollowing
-    from kvspool.engine.iteration import Iteration
     from kvspool.journal.archive import ArchiveReport
     from kvspool.journal.repair import JournalRepairReport
     from kvspool.journal.retention import Retention
     from kvspool.journal.stats import JournalStats
     from kvspool.journal.trim import TrimReport
-    from kvspool.journal.verify import JournalVerifyReport
     from kvspool.options import Durability, Progress
     from kvspool.producers import ProducerLog
     from kvspool.reader import Reader, ReaderStats
     from kvspool.spool.repair import RepairReport
     from kvspool.spool.resize import Resized
     from kvspool.spool.stats import SpoolStats
-    from kvspool.spool.verify import VerifyReport
     from kvspool.transfer.exchange import Exported
     from kvspool.transfer.exchange import Progress as ExportProgress
 
@@ -70,25 +69,6 @@ def unsupported(kind: str, capability: str) -> Unsupported:
 TRIES = 5  # reads of the last records, which rewinds may take back at that moment
 
 
-class Cursor(Protocol):
-    """A position in a log that moves forward."""
-
-    missed: int
-
-    @property
-    def sequence(self) -> int:
-        """Return the sequence of the next record."""
-
-    def reading(self, make: Callable[..., Any] | None, limit: int | None = None, on_gap: OnGap = "yield") -> Iteration[Any]:
-        """Return an iteration over the records up to the cursor's end. `make` creates each item; None: only the values."""
-
-    def following(self, limit: int | None, on_gap: OnGap, timeout: float | None, spin: float) -> Iteration[Any]:
-        """Return an iteration that waits for more."""
-
-    def close(self) -> None:
-        """Release the log."""
-
-
 class Log(Handle, ABC):
     """A handle of one log. Get it from `kvspool.create` or `kvspool.open`.
 
@@ -96,7 +76,7 @@ class Log(Handle, ABC):
     true, like every handle.
     """
 
-    HELPERS = frozenset("append_prepared check_open open_to_write prepare".split())
+    HELPERS = frozenset("append_prepared check_open cursor flush_for_commit open_to_write prepare read_log_id sequence_at".split())
     path: Path
     timeout: float
     durability: Durability
@@ -124,6 +104,17 @@ class Log(Handle, ABC):
     @abstractmethod
     def closed(self) -> bool:
         """Return whether the handle was closed."""
+
+    def read_log_id(self) -> bytes:
+        """Return the `log_id` of the log now at the path: another one if a journal was replaced since it was opened."""
+        return self.log_id
+
+    def ensure_log_id(self, timeout: float | None = None) -> bytes:
+        """Return `log_id`; a journal without one gets one, on disk when this returns.
+
+        timeout: seconds to wait for the lock. Raises LockTimeout, Corruption, Poisoned, Closed, or the system's OSError.
+        """
+        return self.log_id
 
     # Writing.
 
@@ -252,6 +243,21 @@ class Log(Handle, ABC):
         """Return a cursor at `start`; bounded: it ends at the present end of the log. end: up to this sequence."""
 
     @abstractmethod
+    def cursor(
+        self, start: Start = "earliest", *, bounded: bool = False, end: int | None = None, isolation: Isolation = "appended"
+    ) -> Cursor:
+        """Return a cursor at `start`, for merging several logs; `bounded`: up to the present end, or to sequence `end`."""
+
+    def sequence_at(self, start: Start) -> int:
+        """Return the sequence of a start."""
+        with closing(self.cursor(start)) as cursor:
+            return cursor.sequence
+
+    @abstractmethod
+    def end(self) -> int:
+        """Return the sequence that the next record will have."""
+
+    @abstractmethod
     def extent(self, isolation: Isolation = "appended") -> tuple[int, int]:
         """Return the sequences of the oldest record and of the next one to be appended.
 
@@ -260,7 +266,7 @@ class Log(Handle, ABC):
 
     def read(
         self, start: Start = "earliest", *, limit: int | None = None, on_gap: OnGap = "raise", isolation: Isolation = "appended"
-    ) -> Iteration[Any]:
+    ) -> Iteration:
         """Iterate over the present records, from `start` on.
 
         start: "earliest", "latest", a sequence, or an aware datetime (the first record at or after it). limit: maximum number of records.
@@ -268,13 +274,13 @@ class Log(Handle, ABC):
         "appended" for all records, "synced" for only those on disk, which a crash of the machine can't remove; "latest" is then after the
         last of these. Raises OutOfRange, Unsupported for a time if records have none, Closed, Corruption, Truncated.
         """
-        return self._iterations.add(self._cursor_at(start, bounded=True, isolation=isolation).reading(Record, limit, on_gap))
+        return self._iterations.add(Iteration(self._cursor_at(start, bounded=True, isolation=isolation), limit, on_gap))
 
     def read_values(
         self, start: Start = "earliest", *, limit: int | None = None, on_gap: OnGap = "raise", isolation: Isolation = "appended"
-    ) -> Iteration[Any]:
+    ) -> Iteration:
         """Iterate over the stored bytes of the values only; see `read`. The fastest way to Python objects."""
-        return self._iterations.add(self._cursor_at(start, bounded=True, isolation=isolation).reading(None, limit, on_gap))
+        return self._iterations.add(Iteration(self._cursor_at(start, bounded=True, isolation=isolation), limit, on_gap, None))
 
     def follow(
         self,
@@ -285,14 +291,14 @@ class Log(Handle, ABC):
         on_gap: OnGap = "raise",
         isolation: Isolation = "appended",
         spin: float = 0.0,
-    ) -> Iteration[Any]:
+    ) -> Iteration:
         """Iterate over the records from `start` on, and wait for more; see `read`.
 
         Ends after `timeout` seconds without a record; None: never. spin: seconds to poll before sleeping. Polling uses a whole core, but
         saves the wake-up time if records follow each other closely. Raises LogVanished if the log is deleted meanwhile, Closed as soon as
         any thread closes the log.
         """
-        return self._iterations.add(self._cursor_at(start, isolation=isolation).following(limit, on_gap, timeout, spin))
+        return self._iterations.add(Following(self._cursor_at(start, isolation=isolation), limit, on_gap, timeout, spin))
 
     def follow_async(
         self,
@@ -302,19 +308,17 @@ class Log(Handle, ABC):
         limit: int | None = None,
         on_gap: OnGap = "raise",
         isolation: Isolation = "appended",
-    ) -> AsyncFollowing[Any]:
+    ) -> AsyncFollowing:
         """Iterate with `async for` over the records from `start` on, and wait for more in the event loop; see `follow`.
 
         All followed logs of a loop share one inotify descriptor. A cancelled wait loses no record, and leaves nothing open.
         """
-        reading = self._cursor_at(start, isolation=isolation).reading(Record, limit, on_gap)
-        following = self._following_async(reading, timeout)
+        from kvspool.engine.following import AsyncFollowing
+
+        reading = Iteration(self._cursor_at(start, isolation=isolation), limit, on_gap)
+        following = AsyncFollowing(reading, timeout)
         self._iterations.add(reading)
         return following
-
-    @abstractmethod
-    def _following_async(self, reading: Any, timeout: float | None) -> AsyncFollowing[Any]:
-        """Return an iteration of a reading that waits for more in an event loop."""
 
     def read_arrow(
         self, start: Start = "earliest", *, limit: int | None = None, on_gap: OnGap = "raise", isolation: Isolation = "appended"
@@ -325,10 +329,10 @@ class Log(Handle, ABC):
         with "raise"; a table can't hold "yield". Raises the errors of `read`, and OutOfRange for sequences from 2^63 on. Every error has
         the records before it as `partial`, a table; after a GapError, continue with `start=error.gap.last + 1`. Needs the extra `arrow`.
         """
-        from kvspool import arrow
+        from kvspool.engine import batches
 
         with closing(self._cursor_at(start, bounded=True, isolation=isolation)) as cursor:
-            return arrow.read(cursor, limit, on_gap)  # type: ignore[arg-type]
+            return batches.read(cursor, limit, on_gap)
 
     def get(self, sequence: int) -> Record:
         """Return the record with this sequence.
@@ -358,7 +362,7 @@ class Log(Handle, ABC):
         found = deque(self.read(begin, on_gap="skip") if count else (), count)  # no more of them, if others append meanwhile
         while len(found) < count and begin > first:
             end, begin = begin, max(first, begin - 2 * (end - begin))
-            before = self._iterations.add(self._cursor_at(begin, end=end).reading(Record, None, "skip"))
+            before = self._iterations.add(Iteration(self._cursor_at(begin, end=end), None, "skip"))
             found.extendleft(reversed(deque(before, count - len(found))))
         return list(found)
 
@@ -373,7 +377,7 @@ class Log(Handle, ABC):
         with memoryview(self.get(sequence).value) as value:
             yield value
 
-    def __iter__(self) -> Iteration[Any]:
+    def __iter__(self) -> Iteration:
         return self.read()
 
     def __len__(self) -> int:
@@ -396,6 +400,12 @@ class Log(Handle, ABC):
         process may not write to the log; `read` and `follow` still work.
         """
 
+    def flush_for_commit(self, sequence: int) -> None:
+        """Flush the records below a sequence, for a reader that is about to commit it. Raises Poisoned.
+
+        In a spool that isn't needed: after a crash of the machine, its recovery assigns no number twice.
+        """
+
     @abstractmethod
     def readers(self) -> list[ReaderStats]:
         """Return the state of each durable reader: name, position, lag, whether it is open."""
@@ -415,7 +425,7 @@ class Log(Handle, ABC):
         """Return statistics of the log at this moment."""
 
     @abstractmethod
-    def verify(self, progress: Progress | None = None) -> VerifyReport | JournalVerifyReport:
+    def verify(self, progress: Progress | None = None) -> VerifyReport:
         """Check all present records and the log's files, while others append and read. Changes nothing.
 
         progress: called as `progress(done, all)` from time to time, with bytes. Raises LogNotFound, Closed, or the system's OSError.

@@ -9,20 +9,24 @@ process; a crash of the machine may restore an earlier commit, unless the log wa
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from kvspool.engine.iteration import Iterations
-from kvspool.options import Isolation, OnGap, Start, check_sequence
+from kvspool.engine.cursor import Cursor
+from kvspool.engine.iteration import Following, Iteration, Iterations
+from kvspool.errors import GapError, OutOfRange, Truncated
+from kvspool.gap import Gap
+from kvspool.options import Isolation, OnGap, Start, check_isolation, check_sequence
 from kvspool.system.handles import Handle
 
 if TYPE_CHECKING:
     from kvspool.engine.following import AsyncFollowing
-    from kvspool.engine.iteration import Iteration
 
 
 class Lag(msgspec.Struct, frozen=True):
@@ -63,47 +67,76 @@ class Reader(Handle, ABC):
     `seek` within a loop.
     """
 
-    name: str
-    isolation: Isolation
-    _iterations: Iterations
+    HELPERS = frozenset(("forked",))
 
-    @abstractmethod
-    def read(self, *, limit: int | None = None, on_gap: OnGap = "raise") -> Iteration[Any]:
+    def __init__(self, name: str, isolation: Isolation) -> None:
+        self.name = name
+        self.isolation = check_isolation(isolation)
+        self._sequence = 0  # of the next record
+        # The iteration that moved the reader to its position, and may have prefetched records.
+        self._turn: weakref.ref[ReaderIteration] | None = None
+        self._is_closed = False
+        self._iterations = Iterations()
+
+    # Reading.
+
+    def read(self, *, limit: int | None = None, on_gap: OnGap = "raise") -> Iteration:
         """Iterate over the present records from the reader's position on; see `Log.read`."""
+        self._check_open()
+        return self._iterations.add(_Present(self, limit, on_gap, self._end()))
 
-    @abstractmethod
-    def follow(
-        self, *, timeout: float | None = None, limit: int | None = None, on_gap: OnGap = "raise", spin: float = 0.0
-    ) -> Iteration[Any]:
+    def follow(self, *, timeout: float | None = None, limit: int | None = None, on_gap: OnGap = "raise", spin: float = 0.0) -> Iteration:
         """Iterate over the records from the reader's position on, and wait for more; see `Log.follow`.
 
         Raises Closed as soon as any thread closes the reader, or the log.
         """
+        return self._iterations.add(_Waiting(self, limit, on_gap, timeout, spin))
 
-    @abstractmethod
-    def follow_async(self, *, timeout: float | None = None, limit: int | None = None, on_gap: OnGap = "raise") -> AsyncFollowing[Any]:
+    def follow_async(self, *, timeout: float | None = None, limit: int | None = None, on_gap: OnGap = "raise") -> AsyncFollowing:
         """Iterate with `async for` over the records from the reader's position on, and wait for more; see `Log.follow_async`."""
+        from kvspool.engine.following import AsyncFollowing
 
-    @abstractmethod
-    def view(self) -> AbstractContextManager[memoryview]:
+        return AsyncFollowing(self._iterations.add(_Present(self, limit, on_gap, None)), timeout)
+
+    @contextmanager
+    def view(self) -> Iterator[memoryview]:
         """Return a context manager with a view of the stored bytes of the next record's value; see `Log.view`.
 
         The position moves past the record if the block ends without an exception. Raises OutOfRange if there is no next record. Raises
         GapError if it was lost; the position is then after the Gap.
         """
+        self._check_open()
+        before, end = self._sequence, self._end()
+        self._turn = None
+        with closing(self._cursor(end)) as cursor:
+            try:
+                with self._view(cursor) as value:
+                    yield value
+            except GapError as error:
+                if error.gap.first == before:
+                    self._pass_by(cursor, end)
+                raise
+            except Truncated:
+                self._catch_up()
+                raise
+            self._pass_by(cursor, end)
 
-    @abstractmethod
     def commit(self) -> int:
         """Store the position after the last returned record, and return the next sequence.
 
         The reader resumes there when it is next opened, even after a crash of this process. Raises Closed; in a journal also Poisoned and
         the system's OSError. After an error the previous position stays stored.
         """
+        self._check_open()
+        self._store()
+        return self._sequence
+
+    # Moving.
 
     @property
-    @abstractmethod
     def sequence(self) -> int:
         """Return the sequence of the next record."""
+        return self._sequence
 
     @property
     @abstractmethod
@@ -124,22 +157,30 @@ class Reader(Handle, ABC):
         """Continue at the oldest record. Does not commit."""
         self._go("earliest")
 
-    @abstractmethod
     def _go(self, start: Start) -> None:
-        """Continue at a start."""
+        self._check_open()
+        self._sequence = self._find(start)
+        self._turn = None
 
-    @abstractmethod
     def lag(self) -> Lag:
         """Return the lag of the reader's position."""
+        self._check_open()
+        return self._lag()
+
+    # Opening and closing.
 
     @property
-    @abstractmethod
     def closed(self) -> bool:
         """Return whether the reader was closed."""
+        return self._is_closed
 
-    @abstractmethod
     def close(self) -> None:
         """Release the reader, so that it can be opened again. Does not commit. Its iterations raise Closed, waiting ones at once."""
+        self._is_closed = True
+        try:
+            self.end(self._closed_words())
+        finally:
+            self._release()
 
     def end(self, why: str) -> None:
         """End all iterations: the reader, or its log, was closed."""
@@ -156,3 +197,127 @@ class Reader(Handle, ABC):
 
     def __repr__(self) -> str:
         return f"<Reader {self.name!r} at {self.sequence}{' closed' if self.closed else ''}>"
+
+    # For the stores: where the position is stored, and how to read from there.
+
+    @abstractmethod
+    def _check_open(self) -> None:
+        """Raise Closed if the reader or its log was closed; then do `_catch_up`."""
+
+    @abstractmethod
+    def _cursor(self, end: int | None) -> Cursor:
+        """Return a cursor at the reader's position, up to the sequence `end`; None: no end."""
+
+    @abstractmethod
+    def _end(self) -> int:
+        """Return the sequence at which a read of the present records ends."""
+
+    @abstractmethod
+    def _find(self, start: Start) -> int:
+        """Return the sequence of a start."""
+
+    @abstractmethod
+    def _store(self) -> None:
+        """Store the position."""
+
+    @abstractmethod
+    def _lag(self) -> Lag:
+        """Return the lag of the position."""
+
+    @abstractmethod
+    def _release(self) -> None:
+        """Let others open the reader."""
+
+    def _view(self, cursor: Cursor) -> AbstractContextManager[memoryview]:
+        """Return a context manager with a view of the cursor's next value, which moves the cursor past it."""
+        return _copied(cursor)
+
+    def _note(self, cursor: Cursor) -> None:
+        """Note that the cursor is at the reader's position. Stores that look positions up need not do that."""
+
+    def _catch_up(self) -> None:
+        """Raise Truncated if records that were read were removed by a rewind, and continue at its end. Most formats have no rewinds."""
+
+    # For the iterations.
+
+    def _pass_by(self, cursor: Cursor, end: int | None) -> None:
+        """Move to a cursor that has returned everything before it. It may be beyond the end of its read, after a Gap."""
+        reached = cursor.sequence if end is None else min(cursor.sequence, end)
+        if reached >= self._sequence:
+            self._sequence = reached
+            self._note(cursor)
+
+
+class ReaderIteration(Iteration):
+    """An iteration that moves its reader with each item.
+
+    Several iterations of a reader alternate: each begins at the reader's position, and records prefetched by another one are dropped.
+    `seek` has the same effect, even within a loop.
+    """
+
+    _owner: Reader
+    _end: int | None  # of the read
+    _token: weakref.ref[ReaderIteration]  # the reader must not keep an iteration alive that its user has dropped
+
+    def _belong_to(self, owner: Reader, end: int | None) -> None:
+        self._owner, self._end = owner, end
+        self._token = owner._turn = weakref.ref(self)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        owner = self._owner
+        if owner._turn is not self._token and not self.is_over:
+            self._use(owner._cursor(self._end))
+            owner._turn = self._token
+        try:
+            item = self._batch.take(self._refill)
+            owner._sequence = item.last + 1 if item.__class__ is Gap else item.sequence + 1
+            return item
+        except (GapError, StopIteration):
+            # After a Gap that was raised or skipped. But a seek since the last item counts; and once closed, it may have dropped records.
+            if owner._turn is self._token and not self._is_closed and not self.has_items:
+                owner._pass_by(self.cursor, self._end)
+            raise
+        except Truncated:
+            owner._turn = None
+            owner._catch_up()
+            raise
+        except BaseException:
+            owner._turn = None  # interrupted: prefetched records count as not returned
+            raise
+
+    def _refill(self) -> Any:
+        if self._owner._turn is self._token:
+            self._owner._note(self.cursor)
+        return super()._refill()
+
+
+class _Present(ReaderIteration):
+    """The present records, up to `end`; None: those present at each call."""
+
+    def __init__(self, owner: Reader, limit: int | None, on_gap: OnGap, end: int | None) -> None:
+        super().__init__(owner._cursor(end), limit, on_gap)
+        self._belong_to(owner, end)
+
+
+class _Waiting(ReaderIteration, Following):
+    """The present records, and new ones."""
+
+    def __init__(self, owner: Reader, limit: int | None, on_gap: OnGap, timeout: float | None, spin: float) -> None:
+        Following.__init__(self, owner._cursor(None), limit, on_gap, timeout, spin)
+        self._belong_to(owner, None)
+
+
+@contextmanager
+def _copied(cursor: Cursor) -> Iterator[memoryview]:
+    """View a copy of the cursor's next value."""
+    values: list[bytes] = []
+    gap = cursor.fetch(1, None, values)
+    if gap is not None:
+        raise GapError(gap)
+    if not values:
+        raise OutOfRange(f"record {cursor.sequence} is not written yet")
+    with memoryview(values[0]) as value:
+        yield value

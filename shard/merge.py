@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 
 from kvspool import system
+from kvspool.engine.cursor import Cursor
 from kvspool.engine.iteration import check_spin
 from kvspool.engine.wakeups import BLIND_POLL, Watcher
 from kvspool.options import OnGap
@@ -23,7 +24,7 @@ from kvspool.record import Gap
 from kvspool.system.handles import Handle
 from shard.kernel.following_py import FEW, REST
 from shard.kernel.merge import FollowingLoops, MergeSource, Merging
-from shard.kernel.merge_py import LOOK_AROUND, UNREADABLE, Cursor
+from shard.kernel.merge_py import LOOK_AROUND, UNREADABLE
 
 if TYPE_CHECKING:
     import asyncio

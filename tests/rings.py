@@ -11,10 +11,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from kvspool.engine.iteration import Iteration
 from kvspool.kernel import frames_py as frames
 from kvspool.record import Gap, Record
 from kvspool.spool import format, search
-from kvspool.spool.cursor import Cursor, Reading
+from kvspool.spool.cursor import Cursor
 
 SEED = format.frame_seed(bytes(range(16)))
 HOLDER = bytes(range(1, 49))
@@ -82,7 +83,7 @@ class Ring:
 
     def read(self, place: tuple[int, int] | None = None) -> list[Record | Gap]:
         """Return the records and Gaps from `place` (default: the earliest) to the tail."""
-        return list(Reading(self.cursor(place), None, "yield"))
+        return list(Iteration(self.cursor(place)))
 
     def fill(self, values: Iterable[bytes], timestamp: int = 7) -> None:
         writer = self.writer()

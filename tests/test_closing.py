@@ -15,13 +15,11 @@ from alarms import called
 import hub
 import kvspool
 from kvspool import Spool, system
-from kvspool.engine import eventloops, following, wakeups
+from kvspool.engine import eventloops, following, iteration, wakeups
 from kvspool.engine.iteration import Iterations
 from kvspool.errors import Closed
-from kvspool.journal import cursor as journal_cursor
 from kvspool.kernel import frames_py as frames
 from kvspool.kernel.wakeups import Waiting
-from kvspool.spool import cursor as spool_cursor
 from shard import ShardSet, route
 from shard.kernel.merge import FollowingLoops
 
@@ -32,7 +30,7 @@ DEADLINE = 60.0  # seconds; a follower that is not woken sleeps for an hour
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nothing but a wake-up end a sleep."""
     loops = (sys.modules[one.__module__] for one in (Waiting, FollowingLoops))  # of the twin that is in use
-    for module in (wakeups, eventloops, following, spool_cursor, journal_cursor, *loops):
+    for module in (wakeups, eventloops, following, iteration, *loops):
         monkeypatch.setattr(module, "POLL", 3600.0)
 
 

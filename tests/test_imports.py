@@ -18,7 +18,8 @@ HEAVY = ("pyspark", "pyarrow", "numpy", "pandas", "rich", "matplotlib", "cryptog
 OF_HUB = """
 client/connection client/mirrored_shard client/remote root/columns server/authentication server/ingest server/read_service server/server
 """
-COLUMNS = ("kvspool/arrow.py", "kvspool/engine/columns.py", "kvspool/journal/columns.py")
+COLUMNS = ("kvspool/arrow.py", "kvspool/engine/batches.py", "kvspool/engine/columns.py")
+COLUMNS += ("kvspool/journal/columns.py", "kvspool/journal/gathering.py", "kvspool/spool/gathering.py")
 ARROW = {*COLUMNS, "hub/pipeline/decode.py", *(f"hub/{name}.py" for name in OF_HUB.split())}
 ABOVE = {
     "kvspool": {"shard", "hub", "pyspark_kvspool", "tools", "tests"},

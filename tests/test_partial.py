@@ -14,9 +14,8 @@ from faults import FailingPort
 import kvspool
 from kvspool import Codec, Gap, Record, Spool, system
 from kvspool.cli import main
-from kvspool.engine.iteration import keeping
+from kvspool.engine.iteration import Iteration, keeping
 from kvspool.errors import Corruption, GapError, Undecodable
-from kvspool.journal.cursor import Reading
 from kvspool.spool import format
 from kvspool.spool.spool import Prepared
 from kvspool.transfer import exchange
@@ -215,7 +214,7 @@ def test_an_exception_while_records_are_copied_out_of_a_journal_loses_and_repeat
         return Record(sequence, *fields)
 
     with kvspool.open(tmp_path / "log") as log:
-        reading = Reading(log.cursor(bounded=True), None, "raise", make)
+        reading = Iteration(log.cursor(bounded=True), None, "raise", make)
         found: list[Any] = []
         while len(found) < COUNT:
             try:

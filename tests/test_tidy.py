@@ -43,14 +43,23 @@ IN_ONE_LAYER = {0, 4}  # whose modules import each other, though not in a circle
 
 # Known exceptions, which must not become more: edges that go up or close a circle.
 UPWARD = {
-    ("kvspool.log", "kvspool.arrow"),
     ("kvspool.log", "kvspool.transfer.exchange"),
-    *(("kvspool.log", f"kvspool.journal.{name}") for name in "archive repair retention stats trim verify".split()),
-    *(("kvspool.log", f"kvspool.spool.{name}") for name in "repair resize stats verify".split()),
+    *(("kvspool.log", f"kvspool.journal.{name}") for name in "archive repair retention stats trim".split()),
+    *(("kvspool.log", f"kvspool.spool.{name}") for name in "repair resize stats".split()),
 }
 CIRCULAR: set[Edge] = set()
 # Files with more lines than MOST_LINES, until they are split. None may join them.
 TOO_LONG: set[str] = set()
+
+
+# Questions for the kind of a log outside of `opening`; there must not be more. Ask a verb, a capability or a method of `Log` instead.
+KINDS = set("Spool Journal FixedJournal JournalCursor SpoolCursor JournalStats SpoolStats RepairReport JournalRepairReport".split())
+ASKING = {
+    **dict.fromkeys(("hub.client.log_sender", "hub.root.audit", "hub.root.positions", "hub.root.trimmer", "shard.cli"), 1),
+    **{f"kvspool.cli.{name}": 1 for name in "append archive checks create options producers queues repair stats watch".split()},
+    **{"hub.spark.local": 6, "kvspool.cli.readers": 4, "kvspool.transfer.sources": 5, "kvspool.transfer.targets": 2},
+    **{"shard.producers": 1, "shard.shardset": 4},
+}
 
 
 def name_of(path: Path) -> str:
@@ -151,6 +160,28 @@ def test_what_is_listed_as_upward_is_so() -> None:
     assert [edge for edge in sorted(UPWARD) if level(edge[0]) >= level(edge[1])] == []
 
 
+def questions(path: Path) -> int:
+    """Return how often a file asks for the kind of a log."""
+
+    def asks(node: ast.AST) -> bool:
+        if isinstance(node, ast.Compare):
+            is_kind = isinstance(node.left, ast.Attribute) and node.left.attr == "kind"
+            return is_kind and isinstance(node.comparators[0], ast.Constant | ast.Tuple)
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+            return False
+        if node.func.id == "hasattr":
+            return ast.unparse(node.args[0]).rpartition(".")[2] in ("log", "_log")
+        names = {one.attr if isinstance(one, ast.Attribute) else getattr(one, "id", "") for one in ast.walk(node)}
+        return node.func.id == "isinstance" and bool(names & KINDS)
+
+    return sum(map(asks, ast.walk(ast.parse(path.read_bytes(), path))))
+
+
+def test_only_opening_asks_for_the_kind_of_a_log() -> None:
+    found = {module: questions(path) for module, path in sources().items() if not module.startswith("kvspool.opening.")}
+    assert {module: count for module, count in found.items() if count} == ASKING
+
+
 def test_the_stores_do_not_import_each_other() -> None:
     def room(module: str) -> str:
         return ".".join(module.split(".")[:2])
@@ -235,7 +266,7 @@ OLD_NAMES = {
 }
 TWICE = frozenset(
     """
-    AsyncFollowing Batch Cursor Entry Flusher Following Head Header Index Place Reading Room Rows Shards Sleeper Tail
+    Batch Cursor Entry Flusher Head Header Index Place Room Rows Shards Sleeper Tail
     Target
     """.split()
 )

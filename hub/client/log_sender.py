@@ -30,7 +30,8 @@ from kvspool.system.handles import Handle
 from shard.merged import Log
 
 if TYPE_CHECKING:
-    from hub.root.columns import Cursor, SequencedBatch
+    from hub.root.columns import SequencedBatch
+    from kvspool.engine.cursor import Cursor
 
 PREFIX = "ship."  # of the durable readers' names, before the hub's name
 LOOK_AGAIN = 1.0  # seconds between two checks whether a deleted log was recreated
@@ -61,7 +62,7 @@ class LogSender(Handle):
 
     def _take(self, log: Log) -> None:
         self.log = log
-        self.id = _id(log)
+        self.id = log.ensure_log_id()
         self.sent = 0  # the sequence after the last sent record
         self.acked = 0
         self._synced = 0  # every sequence below was on disk at the last check
@@ -177,7 +178,7 @@ class LogSender(Handle):
     def _is_replaced(self) -> bool:
         try:
             with logs.open_store(self.path) as now:
-                return _id(now) != self.id
+                return now.ensure_log_id() != self.id
         except LogNotFound:
             return True
         except (KvspoolError, OSError):
@@ -253,7 +254,3 @@ class LogSender(Handle):
         with self._lock:
             self.reader.close()
         self.log.close()
-
-
-def _id(log: Log) -> bytes:
-    return log.ensure_log_id() if isinstance(log, Journal) else log.log_id

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvspool import Spool
+from kvspool.engine.cursor import Cursor
 from kvspool.keyed import Keys
 from kvspool.opening import logs
 from kvspool.options import TIMEOUT
-from kvspool.spool.cursor import Cursor
 from shard import route
-from shard.shardset import open_shard
+from shard.shardset import Log, open_shard
 
 
 class KeyTables:
@@ -23,7 +22,7 @@ class KeyTables:
         """Use the log, the shard set or the root at a path; None for a source on other hosts."""
         self._path = None if path is None else Path(path)
         self._known: dict[tuple[str, int], Cursor | None] = {}  # they keep the tables open, and are read again for a new key
-        self._logs: list[Spool] = []
+        self._logs: list[Log] = []
 
     def of(self, topic: str, partition: int) -> Keys:
         """Return the keys of a shard; without a table they know no name. Raises KvspoolError for a log that can't be opened."""
@@ -45,8 +44,10 @@ class KeyTables:
 
     def _open(self, path: Path) -> Cursor | None:
         log = open_shard(path, TIMEOUT)
-        if not isinstance(log, Spool):
+        cursor = log.cursor("latest")
+        if cursor.key_table is None:
+            cursor.close()
             log.close()
             return None
         self._logs.append(log)
-        return log.cursor("latest")
+        return cursor

@@ -18,7 +18,6 @@ from hub.root.root import HubRoot
 from kvspool import VerifyReport, system
 from kvspool.errors import KvspoolError, LogNotFound, MissingExtra
 from kvspool.journal import Journal
-from kvspool.journal.verify import JournalVerifyReport
 from kvspool.options import Progress
 from shard import route
 from shard.errors import ShardError
@@ -41,7 +40,7 @@ class ShardReport(msgspec.Struct, frozen=True):
 
     client: str
     shard: int
-    report: VerifyReport | JournalVerifyReport | None
+    report: VerifyReport | None
     problems: list[str]
 
     @property
@@ -129,8 +128,6 @@ def _generations(path: Path, log: Log) -> Iterator[str]:
         yield f"{path / GENERATIONS} has a log that begins at sequence {found[-1].base}, but the journal ends at {end}: it has lost records"
 
 
-def _without_ours(report: VerifyReport | JournalVerifyReport) -> VerifyReport | JournalVerifyReport:
+def _without_ours(report: VerifyReport) -> VerifyReport:
     """Return a report without the names of a hub's own files next to a journal."""
-    if not isinstance(report, JournalVerifyReport):
-        return report
     return msgspec.structs.replace(report, foreign=[name for name in report.foreign if name not in OF_THE_HUB])

@@ -17,11 +17,8 @@ from kvspool.journal.formats.kvj import LONGEST_KEY
 from kvspool.record import NO_TIME, Gap
 
 if TYPE_CHECKING:
+    from kvspool.engine.cursor import Cursor
     from kvspool.journal import Journal
-    from kvspool.journal.cursor import Cursor as JournalCursor
-    from kvspool.spool.cursor import Cursor as SpoolCursor
-
-    Cursor = JournalCursor | SpoolCursor
 
 SCHEMA = arrow.RECORDS
 """The columns on the wire. A null key is no key; other columns have no nulls. The sequences are in the message of the batch."""

@@ -130,7 +130,7 @@ def store(path: Path, positions: dict[Key, Position], owner: str = "") -> None:
 
 def log_id(log: Log) -> str:
     """Return the id of a log in the form of a position; of a journal, that of the present one."""
-    return (log.log_id if isinstance(log, Spool) else log.read_log_id()).hex()
+    return log.read_log_id().hex()
 
 
 def why_replaced(position: Position, log: Log) -> str:

@@ -28,7 +28,7 @@ from hub.root.lease import ReaderLease
 from hub.root.positions import Key, Position
 from hub.root.records import HubRecord
 from hub.root.shards import RootShards
-from kvspool import Gap, Record, Spool, system
+from kvspool import Gap, Record, system
 from kvspool.engine.iteration import Iterations, check, check_spin, check_timeout
 from kvspool.errors import Closed, Corruption, GapError, KvspoolError, LogNotFound, NoSuchReader, ReaderBusy, UnknownVersion
 from kvspool.options import Isolation, OnGap, check_isolation
@@ -194,7 +194,7 @@ class HubReader(Handle):
             if one != self._committed.get(key):
                 path = self.root.path / route.directory_name(key[0], one.bits, key[1])
                 log = self.root.open_log(key, path, may_be_gone=True)
-                if log is not None and not isinstance(log, Spool):
+                if log is not None:
                     log.flush_for_commit(one.sequence)
 
     # Moving.
@@ -224,7 +224,7 @@ class HubReader(Handle):
             log = self.root.open_log(key, paths[key], may_be_gone=True) if key in paths else None
             if log is None:
                 raise LogNotFound(f"{self.root.path} has no shard {key!r}")
-            moved[key] = _position(paths[key], log, _sequence(log, sequence))
+            moved[key] = _position(paths[key], log, log.sequence_at(sequence))
         self._move(moved)
 
     def seek_time(self, time: datetime) -> None:
@@ -241,7 +241,7 @@ class HubReader(Handle):
 
     def _all_at(self, start: str | datetime, *, passes_damaged: bool = False) -> dict[Key, Position]:
         """Return the positions of a start in all shards. passes_damaged: omit shards that can't be opened, for a new reader."""
-        return {key: _position(path, log, _sequence(log, start)) for key, path, log in self.root.logs(passes_damaged=passes_damaged)}
+        return {key: _position(path, log, log.sequence_at(start)) for key, path, log in self.root.logs(passes_damaged=passes_damaged)}
 
     def _move(self, moved: dict[Key, Position]) -> None:
         self._positions.update(moved)
@@ -499,7 +499,7 @@ def measure(root: RootShards, places: Mapping[Key, Position], *, reads_all: bool
         if position is None and not reads_all:
             continue
         if position is None or position.bits != _bits(path) or positions.why_replaced(position, log):
-            position = _position(path, log, _sequence(log, "earliest"))
+            position = _position(path, log, log.sequence_at("earliest"))
         lags.append(ShardLag(*key, position.sequence, log.records_from(position.sequence)))
     return HubLag(sum(one.records for one in lags), lags)
 
@@ -549,9 +549,3 @@ def _bits(path: Path) -> int:
 
 def _position(path: Path, log: Log, sequence: int) -> Position:
     return Position(_bits(path), sequence, positions.log_id(log))
-
-
-def _sequence(log: Log, start: int | str | datetime) -> int:
-    return int(log.cursor(start).sequence) if isinstance(log, Spool) else log.place(start).sequence
-
-

@@ -27,7 +27,7 @@ from hub.root.lease import ReaderLease
 from hub.root.positions import Key, Position, StoredPositions
 from hub.security.access import Principal
 from hub.server.shard_index import MayRead, ShardIndex
-from kvspool import Spool, system
+from kvspool import system
 from kvspool.errors import KvspoolError, NoSuchReader, ReaderBusy
 from kvspool.journal.offsets import check_name
 from kvspool.options import TIMEOUT
@@ -104,8 +104,7 @@ class Consumers(Handle):
             end = log.end()
             if next > end:
                 raise Unexpected(f"client {key[0]}, shard {key[1]}: the next record will be {end}, so no reader can be at {next}", end)
-            if not isinstance(log, Spool):
-                log.flush_for_commit(next)
+            log.flush_for_commit(next)
             return Position(bits, next, positions.log_id(log))
 
     def _is_there(self, key: Key, position: Position) -> bool:

@@ -28,7 +28,6 @@ from hub.server.reads import Reads, Stream, gone
 from hub.server.shard_index import IsOver, MayRead, ShardIndex, is_scarce, shown
 from kvspool import arrow, system
 from kvspool.errors import KvspoolError, OutOfRange
-from kvspool.journal import Journal
 from kvspool.options import TIMEOUT
 from kvspool.record import Gap
 from kvspool.system.handles import Handle
@@ -231,7 +230,7 @@ def _cursor(log: Log, ticket: Ticket) -> Any:
     until = ticket.end if ticket.end is not None and ticket.end < end else None
     start: Any = ticket.begin
     if until is not None and start == "earliest":
-        start = min(until, log.first() if isinstance(log, Journal) else log.stats().first_sequence)
+        start = min(until, log.extent()[0])
     try:
         return log.cursor(start, bounded=True, end=until, isolation=ticket.isolation)
     except OutOfRange:

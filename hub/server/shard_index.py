@@ -19,7 +19,6 @@ from hub.root.store import generations, root_id
 from hub.server.reads import gone
 from kvspool import system
 from kvspool.errors import KvspoolError
-from kvspool.journal import Journal
 from kvspool.options import TIMEOUT
 from kvspool.system.handles import Handle
 from shard import descriptors, route
@@ -168,9 +167,8 @@ class ShardIndex(Handle):
         try:
             log = self._log(key, path)
             try:
-                end = log.end()
-                first = log.first() if isinstance(log, Journal) else log.stats().first_sequence
-                return ShardState(key[0], bits, key[1], min(first, end), end, generations(log, path, end))
+                first, end = log.extent()
+                return ShardState(key[0], bits, key[1], first, end, generations(log, path, end))
             finally:
                 if key not in self._logs:
                     log.close()

@@ -8,8 +8,6 @@ import kvspool
 from kvspool import VerifyReport
 from kvspool.cli import options, output, progress, queues
 from kvspool.engine import sizes
-from kvspool.journal.damage import SegmentDamage
-from kvspool.journal.verify import JournalVerifyReport
 from kvspool.queue import QueueVerifyReport
 
 NAME = "verify"
@@ -43,19 +41,17 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if report.is_sound else 5
 
 
-def show(report: VerifyReport | JournalVerifyReport) -> None:
+def show(report: VerifyReport) -> None:
     """Print a report, a line for each damaged place."""
     for place in report.damaged:
         lost = f"sequences {place.first} to {place.last}" if place.count > 0 else "no known record"
-        where = f"position {place.position}" + (f" of {place.segment}" if isinstance(place, SegmentDamage) else "")
-        print(output.escape(f"damaged: {place.size} bytes at {where}: {lost}" if place.size else f"missing at {where}: {lost}"))
+        print(output.escape(f"{f'damaged: {place.size} bytes' if place.size else 'missing'} at {place.where}: {lost}"))
     for problem in report.problems:
         print(output.escape(f"damaged: {problem}"))
     if report.sync_error:
         print(f"a flush to disk has failed (errno {report.sync_error}): the log takes no more records; see kvspool repair")
-    if isinstance(report, JournalVerifyReport):
-        for name in report.foreign:
-            print(output.escape(f"an unknown file name: {name}"))
-        if report.torn_bytes:
-            print(f"{report.torn_bytes:,} bytes at the end are an incomplete record of a killed writer; the next append removes them")
+    for name in report.foreign:
+        print(output.escape(f"an unknown file name: {name}"))
+    if report.torn_bytes:
+        print(f"{report.torn_bytes:,} bytes at the end are an incomplete record of a killed writer; the next append removes them")
     print(f"{report.records:,} records are sound ({sizes.show(report.bytes)}), {report.damaged_records:,} damaged")

@@ -7,31 +7,30 @@ iterator leave nothing open.
 from __future__ import annotations
 
 import asyncio
-from abc import abstractmethod
 from collections.abc import AsyncIterator
-from typing import Any, Final, Generic, Self, TypeVar
+from typing import Any, Final, Self
 
 from kvspool import system
 from kvspool.engine.eventloops import LoopWatcher
 from kvspool.engine.iteration import Iteration, check_timeout
-from kvspool.engine.wakeups import POLL
+from kvspool.engine.wakeups import BLIND_POLL, POLL
 from kvspool.system.handles import Handle
 
-R = TypeVar("R", bound=Iteration[Any])
 NOTHING: Final = object()
 
 
-class AsyncFollowing(AsyncIterator[Any], Generic[R], Handle):
+class AsyncFollowing(AsyncIterator[Any], Handle):
     """Iterates as `Following` does, for `async for`. Get it from `follow_async`; use it in one task.
 
     A cancelled wait loses no record: the next one continues there. Leave the iteration early with `aclose`, or use `async with`.
     """
 
-    def __init__(self, reading: R, timeout: float | None) -> None:
+    def __init__(self, reading: Iteration, timeout: float | None) -> None:
         """Take over `reading`, which has no end: while it has no record, sleep for at most `timeout` seconds (None: indefinitely)."""
         self._reading = reading
         self._timeout = check_timeout(timeout)
         self._watcher: LoopWatcher | None = None
+        self._watched: object = None  # the cursor's files that it watches
 
     @property
     def missed(self) -> int:
@@ -49,27 +48,34 @@ class AsyncFollowing(AsyncIterator[Any], Generic[R], Handle):
         if not self._reading.has_items:
             await asyncio.sleep(0)  # a log that always has more must not block the loop's other tasks
         deadline = None if self._timeout is None else system.port.monotonic() + self._timeout
-        has_slept = False
-        while (item := self._look(has_slept)) is NOTHING:
+        while (item := next(self._reading, NOTHING)) is NOTHING:
             left = POLL if deadline is None else min(POLL, deadline - system.port.monotonic())
             if self._reading.is_over or left <= 0:
                 self._reading.check_ended()
                 raise StopAsyncIteration
-            await self._sleep(left)
-            has_slept = True
+            if not self._watch():  # otherwise there may have been a record before: check again
+                await self._sleep(left)
         return item
 
-    @abstractmethod
-    def _look(self, has_slept: bool) -> Any:
-        """Return the next item without blocking; NOTHING if there is none yet. has_slept: we have just waited for it."""
+    def _watch(self) -> bool:
+        """Watch the files after the cursor; return whether they were not watched before."""
+        cursor = self._reading.cursor
+        if self._watcher is not None and self._watched == cursor.files:
+            return False
+        self._let_go()
+        self._watcher = self._reading.waker = LoopWatcher()
+        self._watched = cursor.files
+        cursor.watch(self._watcher, 0)
+        return True
 
-    @abstractmethod
     async def _sleep(self, left: float) -> None:
-        """Sleep until there may be more, at most `left` seconds."""
-
-    def _watch_with(self, watcher: LoopWatcher) -> None:
-        """Sleep on this watcher from now on."""
-        self._watcher = self._reading.waker = watcher
+        """Sleep until there may be more, at most `left` seconds; not at all if there was a record before we asked."""
+        cursor, watcher = self._reading.cursor, self._watcher
+        cursor.ask()
+        if watcher is None or self._reading.is_over or (cursor.frames is not None and cursor.frames.has_more()):
+            return  # another thread may have closed the iteration before it could wake the watcher
+        if not await watcher.wait(left if cursor.is_rung else min(left, BLIND_POLL)) and not self._reading.is_over:
+            cursor.refuse_vanished()
 
     def _let_go(self) -> None:
         watcher, self._watcher = self._watcher, None

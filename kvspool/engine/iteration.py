@@ -7,28 +7,22 @@ thread or task raises it at once. Prefetched records are dropped then.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
+from functools import partial
+from typing import Any, Protocol, Self, TypeVar
 from weakref import WeakValueDictionary
 
-from kvspool.errors import Closed, GapError
+from kvspool import system
+from kvspool.engine.cursor import Cursor, Make
+from kvspool.engine.wakeups import POLL
+from kvspool.errors import Closed, GapError, LogVanished
 from kvspool.kernel.frames import Batch, Items
 from kvspool.options import OnGap
-from kvspool.record import Gap
+from kvspool.record import Gap, Record
 from kvspool.system.handles import Handle
 
 NO_END = 1 << 62  # more records than any log has
-
-
-class Moving(Protocol):
-    """The interface of a cursor for an iteration. missed: how many sequences were in Gaps so far."""
-
-    missed: int
-
-    def close(self) -> None:
-        """Release the log."""
 
 
 class Waker(Protocol):
@@ -45,23 +39,22 @@ class Endable(Protocol):
         """Return no more records: every call raises Closed with the message `why`."""
 
 
-C = TypeVar("C", bound=Moving)
 E = TypeVar("E", bound=Endable)
 T = TypeVar("T")
 
 
-class Iteration(Iterator[Any], Generic[C], Handle):
-    """Iterates over records, and over Gaps according to `on_gap`.
+class Iteration(Iterator[Any], Handle):
+    """Iterates over the records that a cursor has now, and over Gaps according to `on_gap`.
 
     "raise": GapError, and the next call continues after it. "yield": the Gap instead of the records. "skip": only counted, in `missed`. Not
     to be shared between threads.
     """
 
-    AT_ONCE: ClassVar[int]  # records prefetched at once
-
-    def __init__(self, cursor: C, limit: int | None, on_gap: OnGap) -> None:
+    def __init__(self, cursor: Cursor, limit: int | None = None, on_gap: OnGap = "yield", make: Make | None = Record) -> None:
+        """make: creates each item; None: only the values."""
         self._batch = Batch(check(limit, on_gap))
         self.cursor = cursor
+        self._make = make
         self.waker: Waker | None = None  # of the thread or task that waits for the next record
         self._on_gap = on_gap
         self._calls = 0  # under way, and using the log
@@ -104,14 +97,23 @@ class Iteration(Iterator[Any], Generic[C], Handle):
 
         Raises nothing for a Gap, whatever `on_gap` is: it is in the result.
         """
-        self.fill(self.AT_ONCE if most is None else most)
+        self.fill(self.cursor.AT_ONCE if most is None else most)
         batch = self._batch.items[self._batch.at :]
         self._batch.clear()
         return batch
 
-    @abstractmethod
     def _fetch(self, most: int) -> list[Any]:
         """Prefetch up to `most` records into the batch and return them, or one Gap; called when the batch is empty."""
+        return self._fetched(self.cursor.fetch, most)
+
+    def _fetched(self, fetch: Callable[..., Gap | None], most: int) -> list[Any]:
+        """Do the work of `_fetch` with `fetch(most, make, items)`.
+
+        The records wait in the batch: a signal handler may raise before they are returned, and then the next call continues with them.
+        """
+        items = self._batch.clear()
+        gap = fetch(most, self._make, items)
+        return items if gap is None else [gap]
 
     def __iter__(self) -> Iterator[Any]:
         return Items(self._batch, self._refill)
@@ -122,7 +124,8 @@ class Iteration(Iterator[Any], Generic[C], Handle):
     def _refill(self) -> Any:
         """Return the next record or Gap, when the batch is empty."""
         while (left := self._batch.left) != 0:
-            batch = self._copied_out(self._next_batch, self.AT_ONCE if left < 0 else min(self.AT_ONCE, left))
+            most = self.cursor.AT_ONCE
+            batch = self._copied_out(self._next_batch, most if left < 0 else min(most, left))
             if not batch:
                 break
             item = batch[0]
@@ -147,7 +150,7 @@ class Iteration(Iterator[Any], Generic[C], Handle):
         try:
             batch = [] if self._is_closed else fetch(most)
             return [] if self._is_closed else batch
-        except Closed:
+        except (Closed, LogVanished):
             if self._is_closed:
                 return []
             raise
@@ -156,8 +159,12 @@ class Iteration(Iterator[Any], Generic[C], Handle):
             self._release_closed()
 
     def _next_batch(self, most: int) -> list[Any]:
-        """Return the result of `_fetch`; a follower waits for it."""
-        return self._fetch(most)
+        """Return the result of `_fetch`; a follower waits for it. After records, the batch fetches the next ones itself where it can."""
+        self._batch.rise()
+        batch = self._fetch(most)
+        if batch and not isinstance(batch[0], Gap):
+            self.cursor.run(self._batch, self._make)
+        return batch
 
     def close(self) -> None:
         """Release the log; the iteration is over. A thread or task that waits in it wakes, and its iteration ends."""
@@ -179,6 +186,14 @@ class Iteration(Iterator[Any], Generic[C], Handle):
         if self._why:
             raise Closed(self._why)
 
+    def _use(self, cursor: Cursor) -> None:
+        """Continue with another cursor. Prefetched records count as not returned."""
+        self._batch.rise()
+        self._batch.clear()
+        before, self.cursor = self.cursor, cursor
+        cursor.missed = before.missed
+        before.close()
+
     def _release_closed(self) -> None:
         """Release the files of a closed iteration, unless a thread still uses them: that thread calls this afterwards."""
         if self._is_closed and not self._calls and not self._batch.dozing:
@@ -193,6 +208,48 @@ class Iteration(Iterator[Any], Generic[C], Handle):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class Following(Iteration):
+    """Iterates over the records that a cursor has, and waits for more; ends after `timeout` seconds without one (None: never).
+
+    spin: seconds to poll before sleeping: that uses a core, and saves the wake-up.
+    """
+
+    def __init__(self, cursor: Cursor, limit: int | None, on_gap: OnGap, timeout: float | None, spin: float = 0.0) -> None:
+        super().__init__(cursor, limit, on_gap)
+        self._timeout = check_timeout(timeout)
+        self._spin = check_spin(spin)
+        self._waiter = self.waker = cursor.waiter(spin)
+
+    def _use(self, cursor: Cursor) -> None:
+        self._waiter.close()
+        super()._use(cursor)
+        self._waiter = self.waker = cursor.waiter(self._spin)
+
+    def _next_batch(self, most: int) -> list[Any]:
+        """Return the next records as soon as there are any; nothing after the timeout, or after another thread has closed the iteration."""
+        dozed = self._batch.rise()
+        batch = self._fetch(most)
+        if not batch and dozed and not self.is_over:
+            self.cursor.refuse_vanished()
+        deadline = None if batch or self._timeout is None else system.port.monotonic() + self._timeout - dozed / 1e9
+        while not batch and not self.is_over:
+            left = POLL if deadline is None else min(POLL, deadline - system.port.monotonic())
+            if left <= 0:
+                break
+            batch = self._fetched(partial(self._waiter.fetch, left), most)
+        if batch and not isinstance(batch[0], Gap) and self._make is Record:
+            self._waiter.park(self._batch, POLL if self._timeout is None else min(POLL, self._timeout))
+        return batch
+
+    def _fetch(self, most: int) -> list[Any]:
+        self._waiter.unpark()  # any caller, even a signal handler, moves the cursor
+        return super()._fetch(most)
+
+    def _release(self) -> None:
+        self._waiter.close()
+        super()._release()
 
 
 class Iterations:

@@ -11,7 +11,6 @@ from kvspool.journal.repair import JournalRepairReport, Removed
 from kvspool.journal.retention import Floor, Retention
 from kvspool.journal.stats import JournalStats
 from kvspool.journal.trim import TrimPlan, TrimReport
-from kvspool.journal.verify import JournalVerifyReport
 
 __all__ = [
     "ArchiveReport",
@@ -23,7 +22,6 @@ __all__ = [
     "JournalReader",
     "JournalRepairReport",
     "JournalStats",
-    "JournalVerifyReport",
     "Removed",
     "Retention",
     "SegmentDamage",

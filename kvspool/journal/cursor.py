@@ -17,17 +17,19 @@ from collections.abc import Callable, Sized
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvspool import system
-from kvspool.engine.iteration import Iteration, check_spin, check_timeout
-from kvspool.engine.wakeups import CHANGED, ENTERED, LINKS, POLL, Watcher
+from kvspool.engine import cursor
+from kvspool.engine.cursor import Make
+from kvspool.engine.wakeups import CHANGED, ENTERED, LINKS, Watcher
 from kvspool.errors import Corruption, KvspoolError, LogVanished, Truncated
 from kvspool.journal import control
 from kvspool.journal.appender import IS_ONE_STEP
 from kvspool.journal.format import DAMAGED, JUMPED, LAST_SEQUENCE, SHORT, Scan
 from kvspool.journal.segments import Segment, Segments
 from kvspool.journal.walking import walk
+from kvspool.kernel.frames import Batch
 from kvspool.kernel.wakeups import FileSleeper
-from kvspool.options import OnGap
 from kvspool.record import Gap, Record
+from kvspool.system.handles import Handle
 
 if TYPE_CHECKING:
     from kvspool.engine.eventloops import LoopWatcher
@@ -50,12 +52,14 @@ class SegmentPlace(NamedTuple):
     there: int = -1
 
 
-class Cursor:
-    """Moves over a journal. `end`: the sequence at which a bounded read stops, None to continue indefinitely. `missed` counts sequences in
-    Gaps.
+class Cursor(cursor.Cursor):
+    """Moves over a journal. `end`: the sequence at which a bounded read stops, None to continue indefinitely.
 
     limit: returns each time the first sequence that may not be read yet; None: all may be read.
     """
+
+    AT_ONCE = MOST
+    sequence = 0
 
     def __init__(self, segments: Segments, place: SegmentPlace, end: int | None, limit: Callable[[], int] | None = None) -> None:
         self.limit = limit
@@ -67,11 +71,21 @@ class Cursor:
         self._data = b""  # read ahead, from `position` on
         self._size = CHUNK
         self._has_more = True
-        self._has_waited = False
+        self._has_waited = False  # in vain: at the next end, check whether later segments exist although the next one doesn't
         self._is_entered = self.position > 0  # the first frame of the segment was passed, or is at `position`
 
-    def fetch(self, most: int, make: Callable[..., Any] | None, items: list[Any]) -> Gap | None:
-        """Append up to `most` present records to `items`, without waiting; or return a Gap. Raises Corruption, Truncated."""
+    def fetch(self, most: int, make: Make | None, items: list[Any]) -> Gap | None:
+        """Fetch as every cursor does. Raises Corruption, Truncated."""
+        mark = self.mark()
+        try:
+            return self._fetch(most, make, items)
+        except BaseException:
+            if items:  # from a signal handler, and we may be before or after them: copy them again
+                items.clear()
+                self.go_back(mark)
+            raise
+
+    def _fetch(self, most: int, make: Make | None, items: list[Any]) -> Gap | None:
         scan = self.segments.format.scan
         return self.advance(most, lambda data, sequence, most: scan(data, sequence, most, make, items), items)
 
@@ -250,10 +264,6 @@ class Cursor:
         self._has_more = False
         return None
 
-    def look_further(self) -> None:
-        """At the next end, check whether later segments exist although the next one doesn't. For cursors that have waited long."""
-        self._has_waited = True
-
     def _later(self) -> list[int]:
         """Return the bases of later segments; none for a deleted journal."""
         try:
@@ -335,23 +345,21 @@ class Cursor:
         last = sequence - 1 if self.end is None else min(sequence, self.end) - 1
         return Gap(first, last, reason, str(self.segments.path)) if last >= first else None
 
-    # Iterations, also of readers of several logs at once.
+    def next_batch(self, most: int, coded: bool, room: int) -> Any:
+        from kvspool.journal import gathering
 
-    def reading(self, make: Callable[..., Any] | None, limit: int | None = None, on_gap: OnGap = "yield") -> Reading:
-        """Return an iteration over the records up to the cursor's end, made by `make`; None: the values alone."""
-        return Reading(self, limit, on_gap, make)
+        if not self.segments.format.has_columns and room < CHUNK:
+            most = min(most, 1)  # otherwise the records read at once fit, or it is one record
+        return gathering.next_batch(self, most, coded, room)
 
-    def following(self, limit: int | None, on_gap: OnGap, timeout: float | None, spin: float) -> Following:
-        """Return an iteration that waits for more."""
-        return Following(self, limit, on_gap, check_timeout(timeout), spin=spin)
+    # For iterations, and readers of several logs at once.
 
-    frames = None  # there is no memory to poll
-    is_plain = False
+    def waiter(self, spin: float) -> FileWaiter:
+        return FileWaiter(self, spin)
 
     @property
     def files(self) -> object:
-        """Return the files to watch: different ones in each segment."""
-        return self.base
+        return self.base  # others in each segment
 
     def watch(self, watcher: Watcher | LoopWatcher, key: object) -> None:
         """Let the watcher wake when there may be more: in the segment, in a new one, or, for synced records, after a flush."""
@@ -359,14 +367,6 @@ class Cursor:
         watcher.watch(self.segments.path_of(self.base), CHANGED | LINKS, key)
         if self.limit is not None:
             watcher.watch(self.segments.format.lock_file(self.segments.path), CHANGED, key)
-
-    def ask(self) -> None:
-        """Do nothing: every write to a file wakes its watchers."""
-
-    @property
-    def is_rung(self) -> bool:
-        """Return True: watchers are woken."""
-        return True
 
     def sleeper(self, watcher: Watcher) -> FileSleeper | None:
         """Return an object that sleeps until a record is written here, and copies it; None if more than that is expected.
@@ -379,121 +379,77 @@ class Cursor:
         return FileSleeper(watcher, self, self.segments.format.scanner(), segment.fd)
 
     def refuse_vanished(self) -> None:
-        """Raise LogVanished if the journal was deleted."""
         if self.has_vanished():
             raise LogVanished(f"{self.segments.path} was deleted while it was open; open it again if it exists")
-        self.look_further()
+        self._has_waited = True
 
     def has_vanished(self) -> bool:
-        """Return whether the journal was deleted."""
         return system.port.look_up(self.segments.directory) is None
 
     def close(self) -> None:
-        """Release the files."""
         self.segments.close()
 
 
-class Reading(Iteration[Cursor]):
-    """Iterates over the present records of a journal, or over those before the cursor's end."""
+class FileWaiter(Handle):
+    """Sleeps until the kernel reports a write to the current segment, or a new one; it polls for the first `spin` seconds."""
 
-    AT_ONCE = MOST
-
-    def __init__(self, cursor: Cursor, limit: int | None, on_gap: OnGap, make: Callable[..., Any] | None = Record) -> None:
-        super().__init__(cursor, limit, on_gap)
-        self._make = make
-
-    def _fetch(self, most: int) -> list[Any]:
-        items = self._batch.clear()
-        mark = self.cursor.mark()
-        try:
-            gap = self.cursor.fetch(most, self._make, items)
-        except BaseException:
-            if items:  # from a signal handler, and the cursor may be before or after them: copy them again
-                self._batch.clear()
-                self.cursor.go_back(mark)
-            raise
-        return items if gap is None else [gap]
-
-
-class Following(Reading):
-    """Reads like Reading, and sleeps if there is no record; ends after `timeout` seconds without one (None: never).
-
-    spin: seconds to poll before sleeping: that uses a core, and saves the wake-up.
-    """
-
-    def __init__(
-        self,
-        cursor: Cursor,
-        limit: int | None,
-        on_gap: OnGap,
-        timeout: float | None,
-        make: Callable[..., Any] | None = Record,
-        spin: float = 0.0,
-    ) -> None:
-        super().__init__(cursor, limit, on_gap, make)
-        self._spin = check_spin(spin)
-        self._timeout = timeout
+    def __init__(self, cursor: Cursor, spin: float) -> None:
+        self._cursor = cursor
+        self._spin = spin
         self._watcher: Watcher | None = None
         self._watched = -1  # base of the watched segment
         self._sleeper: FileSleeper | None = None
+        self._is_calm = False  # the last sleep ended with a write, and nothing else
+        self._is_woken = False
 
-    def _next_batch(self, most: int) -> list[Any]:
-        dozed = self._batch.rise()
-        batch = self._fetch(most)
-        if not batch and dozed and not self.is_over:
-            self.cursor.refuse_vanished()
-        deadline = None if batch or self._timeout is None else system.port.monotonic() + self._timeout - dozed / 1e9
-        is_calm = False
-        while not batch and not self.is_over:
-            left = POLL if deadline is None else min(POLL, deadline - system.port.monotonic())
-            if left <= 0:
-                break
-            self._watch()
-            batch = self._look(most, min(left, self._spin))
-            if not batch and self._watcher is not None and not self.is_over:
-                if self._watcher.wait(left) is None:
-                    self.cursor.refuse_vanished()
-                is_calm = self._watcher.changes == CHANGED
-                batch = self._fetch(most) if not self.is_over else []
-        if batch and is_calm and not isinstance(batch[0], Gap):
-            self._park()
-        return batch
+    def fetch(self, seconds: float, most: int, make: Make | None, items: list[Any]) -> Gap | None:
+        watcher = self._watch()
+        gap = self._look(min(seconds, self._spin), most, make, items)
+        if gap is None and not items and not self._is_woken:
+            if not watcher.wait(seconds):  # no change was reported
+                self._cursor.refuse_vanished()
+            self._is_calm = watcher.changes == CHANGED
+        return gap
 
-    def _look(self, most: int, seconds: float) -> list[Any]:
-        """Return the present records, or those that arrive while polling for so many seconds."""
+    def _look(self, seconds: float, most: int, make: Make | None, items: list[Any]) -> Gap | None:
+        """Fetch the present records, or those that arrive while polling for so many seconds."""
         until = system.port.monotonic() + seconds if seconds else 0.0
-        while not (batch := self._fetch(most)) and seconds and not self.is_over and system.port.monotonic() < until:
-            pass
-        return batch
+        while (gap := self._cursor.fetch(most, make, items)) is None and not items and seconds and not self._is_woken:
+            if system.port.monotonic() >= until:
+                break
+        return gap
 
-    def _fetch(self, most: int) -> list[Any]:
-        if self._sleeper is not None:
-            self._sleeper.close()  # any caller from here on, even a signal handler, moves the cursor
-            self._sleeper = None
-        return super()._fetch(most)
-
-    def _watch(self) -> None:
+    def _watch(self) -> Watcher:
         """Watch the directory and the current segment. A removed segment's watch is removed with it."""
-        cursor = self.cursor
-        if self._watcher is None or self._watched != cursor.base:
-            if self._watcher is not None:
-                self._watcher.close()
-            self._watcher = self.waker = Watcher()
-            cursor.watch(self._watcher, 0)
+        cursor, watcher = self._cursor, self._watcher
+        if watcher is None or self._watched != cursor.base:
+            if watcher is not None:
+                watcher.close()
+            watcher = self._watcher = Watcher()
+            cursor.watch(watcher, 0)
             self._watched = cursor.base
+        return watcher
 
-    def _park(self) -> None:
-        """Let the next records be fetched without a Python step between them, if they need nothing else."""
-        if self._spin or self._make is not Record or self._watcher is None or self._watched != self.cursor.base or not IS_ONE_STEP:
+    def park(self, batch: Batch, seconds: float) -> None:
+        if not self._is_calm or self._spin or self._watcher is None or self._watched != self._cursor.base or not IS_ONE_STEP:
             return
-        self._sleeper = self.cursor.sleeper(self._watcher)
+        self._sleeper = self._cursor.sleeper(self._watcher)
         if self._sleeper is not None:
-            longest = POLL if self._timeout is None else min(POLL, self._timeout)
-            self._batch.lie_down(self._sleeper, round(longest * 1e9), MOST, Record)
+            batch.lie_down(self._sleeper, round(seconds * 1e9), MOST, Record)
 
-    def _release(self) -> None:
+    def unpark(self) -> None:
+        self._is_calm = False
         if self._sleeper is not None:
             self._sleeper.close()
-        super()._release()
+            self._sleeper = None
+
+    def wake(self) -> None:
+        self._is_woken = True
+        watcher = self._watcher
+        if watcher is not None:
+            watcher.wake()
+
+    def close(self) -> None:
+        self.unpark()
         if self._watcher is not None:
             self._watcher.close()

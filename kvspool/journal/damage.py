@@ -23,6 +23,10 @@ class SegmentDamage(Damage, frozen=True):
 
     segment: str = ""
 
+    @property
+    def where(self) -> str:
+        return f"{super().where} of {self.segment}"
+
 
 class Run(NamedTuple):
     """Consecutive sound frames: from byte `begin` to `end`, the sequences from `first` up to `next`."""

@@ -139,7 +139,7 @@ class FixedJournal(Journal):
         rest = position % self.format.items_per_blob
         return position, str(self._segments.path_of(position - rest)), rest * self.format.record_bytes
 
-    def replay(self, start: Start = "earliest", *, limit: int | None = None, on_gap: OnGap = "raise") -> Iteration[Any]:
+    def replay(self, start: Start = "earliest", *, limit: int | None = None, on_gap: OnGap = "raise") -> Iteration:
         """Iterate over the present items, as bytes, in order, each one checked: the fastest way to read all.
 
         start, limit, on_gap: as in `read`. A damaged item is a Gap of one; later items follow.
@@ -295,12 +295,12 @@ class FixedCursor(Cursor):
         self._bounds = bounds
         self._rewinds = Rewinds(bounds)
 
-    def fetch(self, most: int, make: Callable[..., Any] | None, items: list[Any]) -> Gap | None:
+    def _fetch(self, most: int, make: Callable[..., Any] | None, items: list[Any]) -> Gap | None:
         """Fetch as every journal does. Raises Truncated if items returned before were removed since."""
         while True:
             before, had, missed = SegmentPlace(self.base, self.position, self.sequence), len(items), self.missed
             try:
-                gap = super().fetch(most, make, items)
+                gap = super()._fetch(most, make, items)
             except KvspoolError:
                 size = self._rewinds.news()
                 if size is None:
@@ -359,24 +359,12 @@ class FixedReader(JournalReader):
         super().__init__(journal, name, start, isolation, lease)
         self._sequence = journal.clamped(self._sequence)
 
-    def _go(self, start: Start) -> None:
-        self._check_open()
-        self.follow_rewinds()
-        super()._go(start)
-
-    def _place(self) -> SegmentPlace:
-        self.follow_rewinds()
-        return super()._place()
-
-    def commit(self) -> int:
+    def _store(self) -> None:
         """Commit as every journal does. Raises Truncated if items it has read were removed; it is at the new end then."""
-        self._check_open()
-        self.follow_rewinds()
-        sequence = super().commit()
-        self.follow_rewinds()  # a concurrent one may have missed the commit that we just stored
-        return sequence
+        super()._store()
+        self._catch_up()  # a concurrent rewind may have missed the commit that we just stored
 
-    def follow_rewinds(self) -> None:
+    def _catch_up(self) -> None:
         """Raise Truncated, once, if less is left than was read; move to the end, durably."""
         size = self._rewinds.news()
         if size is None:
@@ -387,6 +375,6 @@ class FixedReader(JournalReader):
         was = self._sequence
         if size >= was:
             return
-        self._sequence = size
-        super().commit()
+        self._sequence, self._turn = size, None
+        super()._store()
         raise Truncated(f"{self._path} was rewound to {size} items; the reader {self.name!r} had read {was}, and continues from there")

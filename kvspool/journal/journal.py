@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from kvspool import system
 from kvspool.engine.background import SYNC_INTERVAL
+from kvspool.engine.damage import VerifyReport
 from kvspool.engine.iteration import Iterations
 from kvspool.errors import AGAIN, Corruption, NoSuchReader, OutOfRange
 from kvspool.journal import archive as archiving
@@ -29,7 +30,7 @@ from kvspool.journal import batches, home, producing, settings, stats, trim
 from kvspool.journal.appender import Appender, ProducerStates, Torn
 from kvspool.journal.archive import ArchiveReport
 from kvspool.journal.control import Control, Page
-from kvspool.journal.cursor import Cursor, Reading, SegmentPlace
+from kvspool.journal.cursor import Cursor, SegmentPlace
 from kvspool.journal.dropping import AppenderRetention
 from kvspool.journal.durability import JournalFlusher
 from kvspool.journal.format import Format, JournalBatch, JournalRows
@@ -42,7 +43,7 @@ from kvspool.journal.retention import Retention
 from kvspool.journal.segments import Segment, Segments
 from kvspool.journal.stats import JournalStats
 from kvspool.journal.trim import Elsewhere, TrimReport, drop_consumed
-from kvspool.journal.verify import JournalVerifyReport, verify_journal
+from kvspool.journal.verify import verify_journal
 from kvspool.kernel.tail_py import BUSY, SLOW, Tail
 from kvspool.log import Log
 from kvspool.options import TIMEOUT, Durability, Isolation, Progress, Start, check_isolation
@@ -55,7 +56,6 @@ if TYPE_CHECKING:
     import pyarrow
 
     from kvspool.journal.columns import JournalColumns, Records
-    from kvspool.journal.following import AsyncFollowing
 
 T = TypeVar("T")
 RAW = int(Codec.RAW)
@@ -67,9 +67,9 @@ class Journal(Log):
     PLACES: ClassVar[type[Places]] = Places
     HELPERS = frozenset(
         """
-        PLACES append_in_transaction append_records bases begin clamped committed control cursor cursor_from end_of_read first
-        flush_for_commit forked generation lag latest_time locked mode offsets place place_seen prepare_columns read_log_id readable_end
-        records_from refuse_another refuse_handler segment_of segments_apart under_lock
+        PLACES append_in_transaction append_records bases begin clamped committed control cursor_from end_of_read first forked
+        generation lag latest_time locked mode offsets place place_seen prepare_columns readable_end records_from refuse_another
+        refuse_handler segment_of segments_apart under_lock
         """.split()
     )
 
@@ -320,7 +320,6 @@ class Journal(Log):
         end: int | None = None,
         isolation: Isolation = "appended",
     ) -> Cursor:
-        """Return a cursor at `start`, for merging several logs; `bounded`: up to the present end, or to sequence `end`."""
         found = self._cursor_at(start, bounded=bounded, end=end, isolation=isolation)
         self._places.release()  # of many logs even one descriptor each would be too many
         return found
@@ -335,14 +334,11 @@ class Journal(Log):
 
     # Positions.
 
+    def sequence_at(self, start: Start) -> int:
+        return self.place(start).sequence
+
     def end(self) -> int:
-        """Return the sequence that the next record will have."""
         return self._places.end(self.bases())[0].sequence
-
-    def _following_async(self, reading: Reading, timeout: float | None) -> AsyncFollowing:
-        from kvspool.journal.following import AsyncFollowing
-
-        return AsyncFollowing(reading, timeout)
 
     def extent(self, isolation: Isolation = "appended") -> tuple[int, int]:
         return self._places.extent(isolation)
@@ -373,7 +369,6 @@ class Journal(Log):
     # Durable readers.
 
     def flush_for_commit(self, sequence: int) -> None:
-        """Flush the records below a sequence, for a reader that is about to commit it. Raises Poisoned, LogVanished."""
         self._home.refuse_another()
         self._flusher.flush_for_commit(sequence)
 
@@ -482,7 +477,7 @@ class Journal(Log):
 
     # Damage.
 
-    def verify(self, progress: Progress | None = None) -> JournalVerifyReport:
+    def verify(self, progress: Progress | None = None) -> VerifyReport:
         return verify_journal(self, progress)
 
     def repair(self, timeout: float | None = None) -> JournalRepairReport:
@@ -538,14 +533,9 @@ class Journal(Log):
         return self._id
 
     def read_log_id(self) -> bytes:
-        """Return the `log_id` of the journal now at the path: another one if the journal was replaced since it was opened."""
         return bytes.fromhex(self._home.settings().id)
 
     def ensure_log_id(self, timeout: float | None = None) -> bytes:
-        """Return `log_id`; a journal without one gets one, on disk when this returns.
-
-        timeout: seconds to wait for the lock. Raises LockTimeout, Corruption, Poisoned, Closed, or the system's OSError.
-        """
         if not self.log_id:
             self.under_lock(self.timeout if timeout is None else timeout, self._begin_id)
         return self.log_id

@@ -7,8 +7,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from kvspool.engine.iteration import Iteration
 from kvspool.engine.producer_table import ProducerTable
-from kvspool.journal.cursor import Cursor, Reading
+from kvspool.journal.cursor import Cursor
 from kvspool.journal.format import JournalBatch
 from kvspool.log import unsupported
 from kvspool.producers import BatchTransaction, ColumnPieces, ListedRows, Pieces, TableLocation
@@ -108,7 +109,7 @@ class JournalProducing(Handle):
 
     def stored_records(self, first: int, count: int) -> Iterator[Record]:
         with closing(self._log.cursor(max(first, self._log.first()), bounded=True, end=first + count)) as cursor:
-            for one in Reading(cursor, None, "skip"):
+            for one in Iteration(cursor, None, "skip"):
                 if first <= one.sequence < first + count:
                     yield one
 

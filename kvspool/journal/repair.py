@@ -30,13 +30,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kvspool import system
+from kvspool.engine.damage import VerifyReport
 from kvspool.errors import Corruption, Poisoned
 from kvspool.journal.control import APPEND, MAGIC, NO_RUN, NOTHING, SYNC, Control, Page
 from kvspool.journal.damage import Examined, Run, examine
 from kvspool.journal.segment import ARCHIVE
 from kvspool.journal.segments import Segment
 from kvspool.journal.times import latest_time
-from kvspool.journal.verify import JournalVerifyReport, verify_journal
+from kvspool.journal.verify import verify_journal
 from kvspool.journal.walking import walk
 from kvspool.system import disk
 from kvspool.system.descriptor import Descriptor
@@ -71,7 +72,7 @@ class JournalRepairReport(msgspec.Struct, frozen=True):
     begun: list[int]
     headers: list[int]
     written_anew: int
-    verify: JournalVerifyReport
+    verify: VerifyReport
 
 
 def repair_journal(journal: JournalHandle, mode: int, timeout: float) -> JournalRepairReport:

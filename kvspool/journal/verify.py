@@ -17,7 +17,7 @@ import msgspec
 
 from kvspool import system
 from kvspool.engine import producer_table
-from kvspool.engine.damage import MOST_PLACES
+from kvspool.engine.damage import MOST_PLACES, VerifyReport
 from kvspool.errors import Corruption
 from kvspool.journal import control, settings
 from kvspool.journal.control import NOTHING, Page
@@ -33,36 +33,6 @@ if TYPE_CHECKING:
 PATIENCE = 5.0  # seconds until the end of a journal in use has to look whole for a moment
 PAUSE = 0.02  # seconds between two checks of it
 SAME = 3  # checks in a row that have to find the same
-
-
-class JournalVerifyReport(msgspec.Struct, frozen=True):
-    """The result of checking every record of a journal.
-
-    records, bytes: sound records, and the size of their frames. damaged_records: sequences that are missing or whose bytes are wrong;
-    damaged: the places, the first 1000 of them. trimmed: records of segments removed meanwhile, which is no fault. torn_bytes: bytes of a
-    dead writer after the last record; the next append cuts them. foreign: unknown names next to the segments. problems: the faults of
-    names, settings, the lock file and durable readers. sync_error: errno of the first failed flush, 0 if there was none.
-    """
-
-    path: str
-    format: str
-    segments: int
-    records: int
-    bytes: int
-    first_sequence: int
-    next_sequence: int
-    damaged_records: int
-    damaged: list[SegmentDamage]
-    trimmed: int
-    torn_bytes: int
-    foreign: list[str]
-    problems: list[str]
-    sync_error: int
-
-    @property
-    def is_sound(self) -> bool:
-        """Return whether nothing is damaged."""
-        return not self.damaged and not self.problems
 
 
 class _Look:
@@ -176,11 +146,11 @@ class _Look:
         return now is not NOTHING and now != self.page and now.next_sequence < promised
 
 
-def verify_journal(journal: JournalHandle, progress: Progress | None = None) -> JournalVerifyReport:
+def verify_journal(journal: JournalHandle, progress: Progress | None = None) -> VerifyReport:
     """Check every present record; `progress(done, all)` is called with bytes. Raises LogNotFound, or the system's OSError."""
     look = _Look(journal, progress or (lambda done, all: None))
     look.go()
-    return JournalVerifyReport(
+    return VerifyReport(
         path=str(journal.path),
         format=journal.format.name,
         segments=look.looked_at,
@@ -189,7 +159,7 @@ def verify_journal(journal: JournalHandle, progress: Progress | None = None) -> 
         first_sequence=look.first,
         next_sequence=look.end,
         damaged_records=sum(max(0, place.count) for place in look.damaged),
-        damaged=look.damaged[:MOST_PLACES],
+        damaged=[*look.damaged[:MOST_PLACES]],
         trimmed=look.trimmed,
         torn_bytes=look.torn,
         foreign=_foreign(journal),

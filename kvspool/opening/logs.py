@@ -11,6 +11,7 @@ from typing import Any, Literal, cast, overload
 
 from kvspool import queue, system
 from kvspool.engine import sizes
+from kvspool.engine.damage import VerifyReport
 from kvspool.errors import LogExists, LogNotFound, NotALog
 from kvspool.journal import FixedJournal, Journal
 from kvspool.journal import files as journals
@@ -19,7 +20,6 @@ from kvspool.journal.repair import JournalRepairReport
 from kvspool.journal.retention import Retention
 from kvspool.journal.settings import CODECS as JOURNAL_CODECS
 from kvspool.journal.settings import Settings
-from kvspool.journal.verify import JournalVerifyReport
 from kvspool.log import Log
 from kvspool.opening import settings, v1
 from kvspool.opening.keywords import refuse_unknown
@@ -33,7 +33,6 @@ from kvspool.spool.repair import RepairReport
 from kvspool.spool.repair import repair as repair_spool
 from kvspool.spool.resize import Resized
 from kvspool.spool.spool_files import SpoolFiles
-from kvspool.spool.verify import VerifyReport
 from kvspool.system import filesystems
 
 JournalFormat = Literal["kvj", "sej", "fflg", "fixed"]
@@ -424,7 +423,7 @@ def lies_at(path: str | os.PathLike[str]) -> bool:
     return is_log(target) or (target.is_dir() and journals.find(target) is not None)
 
 
-def verify(path: str | os.PathLike[str], *, progress: Progress | None = None) -> VerifyReport | JournalVerifyReport | QueueVerifyReport:
+def verify(path: str | os.PathLike[str], *, progress: Progress | None = None) -> VerifyReport | QueueVerifyReport:
     """Check every record of the spool, journal or queue at `path` against its checksum, if it has one, while others write and read.
 
     progress: called as `progress(done, all)` from time to time, with bytes. Raises the errors of `open`, and Corruption if the control

@@ -16,13 +16,13 @@ from collections.abc import Callable, Sized
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from kvspool import system
-from kvspool.engine.iteration import Iteration, check_spin, check_timeout
-from kvspool.engine.wakeups import CHANGED, LINKS, POLL
+from kvspool.engine import cursor
+from kvspool.engine.cursor import Make
+from kvspool.engine.wakeups import CHANGED, LINKS
 from kvspool.errors import Closed, LogVanished
 from kvspool.kernel import frames_py as frames
-from kvspool.kernel.frames import RingSleeper
-from kvspool.options import Isolation, OnGap, check_isolation
+from kvspool.kernel.frames import Batch, RingSleeper
+from kvspool.options import Isolation, check_isolation
 from kvspool.record import Gap, Record
 from kvspool.spool import search
 from kvspool.spool.format import CONTROL_FILE, SYNCED, SYNCED_SEQ
@@ -42,18 +42,20 @@ BATCH = 256  # records copied at once; few, so that a limit or a slow consumer c
 RUN = 4096  # records that are then copied one by one until the next check whether the log was closed
 
 
-class Cursor(Handle):
-    """Moves a FrameReader over the log, and converts unreadable parts into Gaps.
+class Cursor(cursor.Cursor):
+    """Moves a FrameReader over the log.
 
-    `end` is the end of a bounded read: a position and its sequence; None to continue indefinitely. `missed` counts the sequences that were
-    in Gaps; `count_gap` is called for each Gap. With the isolation "synced" no record is read that is not on disk; a Gap may extend past
-    those that are.
+    `end` is the end of a bounded read: a position and its sequence; None to continue indefinitely. `count_gap` is called for each Gap. With
+    the isolation "synced" no record is read that is not on disk; a Gap may extend past those that are.
     """
+
+    AT_ONCE = BATCH
+    files: SpoolFiles = None  # type: ignore[assignment]  # those that it reads: others after a resize
 
     def __init__(
         self, files: SpoolFiles, start: tuple[int, int], end: tuple[int, int] | None, reason: str, isolation: Isolation = "appended"
     ) -> None:
-        self.files = files  # others after a resize
+        self.files = files
         self._is_synced = check_isolation(isolation) == "synced"
         self.count_gap = files.count_gap
         self.reader: FrameReader = files.reader(*start)
@@ -71,12 +73,40 @@ class Cursor(Handle):
 
     @property
     def sequence(self) -> int:
-        """Return the sequence that comes next."""
         return int(self.reader.sequence)
 
     def go_to(self, sequence: int) -> None:
         """Go to a sequence that was copied already, or to the one after it."""
         self.reader.position, self.reader.sequence = search.find(self.reader, sequence)
+
+    def fetch(self, most: int, make: Make | None, items: list[Any]) -> Gap | None:
+        return self.copy_out(self.reader.fetch, most, make, items)
+
+    def copy_out(self, take: Callable[..., list[Any]], most: int, make: Make | None, items: list[Any]) -> Gap | None:
+        """Do the work of `fetch` with `take(end, most, make, items)`, which copies frames before the position `end`."""
+        table = self.key_table
+        if make is None or table is None:
+            got = self.advance(take, most, make, items)
+        else:
+            got = self._copy_with_keys(table.keys, take, most, make, items)
+        return got if isinstance(got, Gap) else None
+
+    def _copy_with_keys(self, keys: Keys, take: Callable[..., list[Any]], most: int, make: Make, items: list[Any]) -> list[Any] | Gap:
+        """Look keys up now, so that the records can be decoded after the log is closed. If the log was recovered meanwhile, copy the
+        records again: their indexes may refer to keys that the table has lost.
+        """
+        got = self.advance(take, most, partial(make, key_table=keys), items)
+        while (table := self.key_table) is not None:
+            table.look()
+            if table.keys is keys and not table.is_outdated:
+                break
+            keys = table.keys
+            if items:
+                first, count = items[0].sequence, len(items)
+                items.clear()
+                self.go_to(first)
+                got = self.advance(self.reader.fetch, count, partial(make, key_table=keys), items)
+        return got
 
     def advance(self, take: Callable[..., T], *rest: Any) -> T | Gap:
         """Return the result of `take(end, *rest)` without blocking; a Gap instead; an empty result if there is no record."""
@@ -192,40 +222,39 @@ class Cursor(Handle):
         return "resized" if is_overrun and sequence == self.reader.word(frames.KEPT) else self._reason
 
     def close(self) -> None:
-        """Release the memory."""
         self.reader.close()
 
-    # Iterations, also of readers of several logs at once.
+    def next_batch(self, most: int, coded: bool, room: int) -> Any:
+        from kvspool.spool import gathering
 
-    def reading(self, make: Callable[..., Any] | None, limit: int | None = None, on_gap: OnGap = "yield") -> Reading:
-        """Return an iteration over the records up to the cursor's end, made by `make`; None: the values alone."""
-        return Reading(self, limit, on_gap, make)
+        return gathering.next_batch(self, most, coded, room)
 
-    def following(self, limit: int | None, on_gap: OnGap, timeout: float | None, spin: float) -> Following:
-        """Return an iteration that waits for more."""
-        return Following(self, limit, on_gap, check_timeout(timeout), spin=spin)
+    # For iterations, and readers of several logs at once.
+
+    def run(self, batch: Batch, make: Make | None) -> None:
+        if make is None or (make is Record and self.key_table is None):
+            batch.run(self.reader, frames.NOTHING if self.end is None else self.end[0], RUN, make)
+
+    def waiter(self, spin: float) -> RingWaiter:
+        return RingWaiter(self, spin)
 
     @property
-    def frames(self) -> FrameReader | None:
-        """Return the reader of frames, which can check whether there may be more."""
+    def frames(self) -> FrameReader:
         return self.reader
 
     @property
     def is_plain(self) -> bool:
-        """Return whether only the next record is expected, so that a follower may let `frames` fetch it."""
         return self.end is None and self.key_table is None and not self._overruns and self._reason == AFTER_RECORDS
 
     def watch(self, watcher: Watcher | LoopWatcher, key: object) -> None:
-        """Let the watcher wake when a writer of this log rings, or its files are removed."""
-        watch(watcher, self.files, key, LINKS)
+        watcher.watch(self.files.path / CONTROL_FILE, CHANGED | LINKS, key)
 
     def ask(self) -> None:
-        """Ask the next writer to wake the watchers. Check once more after this and before sleeping."""
-        ask(self)
+        if self.files.can_ask:
+            self.reader.ask_for_bell(frames.WATCHES)
 
     @property
     def is_rung(self) -> bool:
-        """Return whether writers can be asked; otherwise the caller has to poll."""
         return self.files.can_ask
 
     def refuse_vanished(self) -> None:
@@ -233,133 +262,44 @@ class Cursor(Handle):
         refuse_vanished(self.files)
 
     def has_vanished(self) -> bool:
-        """Return whether the log's files were deleted."""
         return self.files.has_vanished()
 
 
-class Reading(Iteration[Cursor]):
-    """Iterates over the present records of a spool, or over those before the cursor's end."""
+class RingWaiter(Handle):
+    """Sleeps on the word `rings` of a spool, or polls for the first `spin` seconds."""
 
-    AT_ONCE = BATCH
-
-    def __init__(self, cursor: Cursor, limit: int | None, on_gap: OnGap, make: Callable[..., Any] | None = Record) -> None:
-        super().__init__(cursor, limit, on_gap)
-        table = cursor.key_table
-        self._make = self._make_bare = make
-        self._keys: Keys | None = None
-        if table is not None and make is not None:
-            self._use(table.keys)
+    def __init__(self, cursor: Cursor, spin: float) -> None:
+        self._cursor = cursor
         self._reader = cursor.reader
+        self._spin = spin
 
-    @property
-    def is_at_edge(self) -> bool:
-        """Return whether there is no record to read now."""
-        return self._reader.position >= self._reader.word(self._reader.edge)
+    def fetch(self, seconds: float, most: int, make: Make | None, items: list[Any]) -> Gap | None:
+        spin, ns = self._polling(seconds), round(seconds * 1e9)
 
-    def _next_batch(self, most: int) -> list[Any]:
-        """Return the result of `_fetch`; after records, the next ones are fetched without a Python step between them."""
-        self._batch.rise()
-        batch = self._fetch(most)
-        if batch and not isinstance(batch[0], Gap):
-            self._run()
-        return batch
+        def take(end: int, most: int, make: Make | None, items: list[Any]) -> list[Any]:
+            return self._reader.sleep_and_fetch(end, spin, ns, most, make, items)
 
-    def _run(self) -> None:
-        """Let the batch fetch the next records alone, if they need nothing else."""
-        if self._make is None or self._make is Record:
-            end = frames.NOTHING if self.cursor.end is None else self.cursor.end[0]
-            self._batch.run(self._reader, end, RUN, self._make)
+        gap = self._cursor.copy_out(take, most, make, items)
+        if gap is None and not items:
+            self._cursor.refuse_vanished()
+        return gap
 
-    def _fetch(self, most: int) -> list[Any]:
-        return self._take(self._reader.fetch, most, self._make)
+    def park(self, batch: Batch, seconds: float) -> None:
+        if self._cursor.key_table is None:
+            sleeper = RingSleeper(self._reader, self._cursor.files, self._polling(seconds))
+            batch.lie_down(sleeper, round(seconds * 1e9), BATCH, Record)
 
-    def _take(self, take: Callable[..., list[Any]], *rest: Any) -> list[Any]:
-        """Return the records copied by `take(end, *rest, batch)`, or a Gap. They wait in the batch: a signal handler may raise before they
-        are returned, and then the next call continues with them.
-        """
-        items = self._batch.clear()
-        got = self.cursor.advance(take, *rest, items)
-        if self._keys is not None:
-            got = self._with_keys(got, items)
-        return [got] if isinstance(got, Gap) else items
+    def _polling(self, seconds: float) -> int:
+        return round(min(self._spin, seconds) * 1e9)
 
-    def _use(self, keys: Keys) -> None:
-        """Set the key table of the next records."""
-        self._keys = keys
-        self._make = partial(self._make_bare or Record, key_table=keys)
+    def unpark(self) -> None:
+        """Do nothing: the sleeper moves the cursor with each record."""
 
-    def _with_keys(self, got: list[Any] | Gap, items: list[Any]) -> list[Any] | Gap:
-        """Look keys up now, so that the records can be decoded after the log is closed. If the log was recovered meanwhile, copy the
-        records again: their indexes may refer to keys that the table has lost.
-        """
-        while (table := self.cursor.key_table) is not None:
-            table.look()
-            if table.keys is self._keys and not table.is_outdated:
-                break
-            self._use(table.keys)
-            if items:
-                first, count = items[0].sequence, len(items)
-                items.clear()
-                self.cursor.go_to(first)
-                got = self.cursor.advance(self._reader.fetch, count, self._make, items)
-        return got
+    def wake(self) -> None:
+        self._reader.wake()
 
-
-class Following(Reading):
-    """Reads like Reading, and sleeps on the word `rings` if there is no record; ends after `timeout` seconds without one.
-
-    timeout: None: never. spin: seconds to poll before sleeping: that uses a core, and saves the wake-up.
-    """
-
-    def __init__(
-        self,
-        cursor: Cursor,
-        limit: int | None,
-        on_gap: OnGap,
-        timeout: float | None,
-        make: Callable[..., Any] | None = Record,
-        spin: float = 0.0,
-    ) -> None:
-        super().__init__(cursor, limit, on_gap, make)
-        self._timeout = timeout
-        self._spin = check_spin(spin)
-
-    def _next_batch(self, most: int) -> list[Any]:
-        """Return the next records as soon as there are any; nothing after the timeout, or after another thread has closed the iteration."""
-        dozed = self._batch.rise()
-        self.waker = self._reader  # for another thread that closes the iteration from here on
-        batch = self._fetch(most)
-        if not batch and dozed and not self.is_over:
-            refuse_vanished(self.cursor.files)
-        deadline = None if batch or self._timeout is None else system.port.monotonic() + self._timeout - dozed / 1e9
-        while not batch and not self.is_over:
-            left = POLL if deadline is None else min(POLL, deadline - system.port.monotonic())
-            if left <= 0:
-                break
-            batch = self._take(self._reader.sleep_and_fetch, round(min(self._spin, left) * 1e9), round(left * 1e9), most, self._make)
-            if not batch and not self.is_over:
-                refuse_vanished(self.cursor.files)
-        if batch and not isinstance(batch[0], Gap):
-            self._park()
-        return batch
-
-    def _park(self) -> None:
-        """Let the next records be fetched without a Python step between them, if they need nothing else."""
-        if self._make is Record:
-            longest = POLL if self._timeout is None else min(POLL, self._timeout)
-            sleeper = RingSleeper(self._reader, self.cursor.files, round(min(self._spin, longest) * 1e9))
-            self._batch.lie_down(sleeper, round(longest * 1e9), BATCH, Record)
-
-
-def watch(watcher: Watcher | LoopWatcher, files: SpoolFiles, key: object, more: int = 0) -> None:
-    """Let the watcher wake when a writer of this log rings, and for `more` events of its file."""
-    watcher.watch(files.path / CONTROL_FILE, CHANGED | more, key)
-
-
-def ask(cursor: Cursor) -> None:
-    """Ask the next writer to wake the watchers by inotify. Check once more after this and before sleeping."""
-    if cursor.files.can_ask:
-        cursor.reader.ask_for_bell(frames.WATCHES)
+    def close(self) -> None:
+        """Do nothing: the cursor has the memory."""
 
 
 def refuse_vanished(files: SpoolFiles) -> None:

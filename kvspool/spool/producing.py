@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from kvspool.engine.iteration import Iteration
 from kvspool.engine.producer_table import ProducerTable
 from kvspool.producers import BatchTransaction, ColumnPieces, ListedRows, Pieces, TableLocation
 from kvspool.record import Record
-from kvspool.spool.cursor import Cursor, Reading
+from kvspool.spool.cursor import Cursor
 from kvspool.system.handles import Handle
 
 if TYPE_CHECKING:
@@ -82,6 +83,6 @@ class SpoolProducing(Handle):
 
     def stored_records(self, first: int, count: int) -> Iterator[Record]:
         cursor = self._log.cursor(first, bounded=True, end=first + count)
-        for one in Reading(cursor, None, "skip", Record):
+        for one in Iteration(cursor, None, "skip"):
             if first <= one.sequence < first + count:
                 yield one

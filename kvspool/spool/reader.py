@@ -14,28 +14,24 @@ committed sequence; otherwise the sequence is looked up.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from kvspool import system
 from kvspool.engine import locks
-from kvspool.engine.iteration import Iterations, check_timeout
-from kvspool.errors import Closed, Corruption, GapError, NoSuchReader, OutOfRange, ReaderBusy, TooManyReaders
+from kvspool.errors import Closed, Corruption, NoSuchReader, OutOfRange, ReaderBusy, TooManyReaders
 from kvspool.kernel import frames_py as frames
 from kvspool.kernel import machine
-from kvspool.options import Isolation, OnGap, Start, check_isolation
+from kvspool.options import Isolation, Start
 from kvspool.reader import Lag, Reader, ReaderStats
-from kvspool.record import Gap, Record
 from kvspool.spool import format, search, slots, views
-from kvspool.spool.cursor import Cursor, Following, Reading, end_of
+from kvspool.spool.cursor import Cursor, end_of
 from kvspool.system import forks
 from kvspool.system.descriptor import Descriptor
 from kvspool.system.handles import Handle
 
 if TYPE_CHECKING:
     from kvspool.kernel.frames import FrameReader
-    from kvspool.keyed import Keys
-    from kvspool.spool.following import AsyncFollowing
     from kvspool.spool.search import Place
     from kvspool.spool.spool_files import SpoolFiles
 
@@ -51,62 +47,73 @@ class SpoolReader(Reader):
     _slots: slots.Slots
     _slot: slots.Slot
     _committed: format.Commit
-    _place: Place  # after the last returned item
+    _slot_files: SpoolFiles  # with the slot, and the position of `_known`
+    _known: Place  # the reader's, or an earlier one of its cursor
 
     def __init__(
         self, live: Callable[[], SpoolFiles], name: str, start: Start, timeout: float, isolation: Isolation = "appended"
     ) -> None:
-        self.name = name
-        self.isolation = check_isolation(isolation)
+        super().__init__(name, isolation)
         self._raw_name = slots.encode_name(name)
         self._live = live
         self._start = start
         self._timeout = timeout
         self._file: Descriptor | None = None
         self._process = -1  # that took the lock
-        self._is_closed = False
-        self._place_in: SpoolFiles | None = None  # the files to which the position of `_place` belongs
-        self._turn: object = None  # of the iterator that may have prefetched records
-        self._iterations = Iterations()
         self._attach()
         forks.register(self)
 
+    @property
+    def committed(self) -> int:
+        return self._committed.sequence
+
     # Reading.
 
-    def read(self, *, limit: int | None = None, on_gap: OnGap = "raise") -> Reading:
-        end = end_of(self._files().reader(0, 0), self.isolation)
-        return self._iterations.add(_Taking(self, limit, on_gap, end))
+    def _cursor(self, end: int | None) -> Cursor:
+        cursor = _Cursor(self._files(), self._place(), None, self)
+        if end is not None:
+            cursor.end = search.find(cursor.reader, end)
+        return cursor
 
-    def follow(
-        self, *, timeout: float | None = None, limit: int | None = None, on_gap: OnGap = "raise", spin: float = 0.0
-    ) -> Following:
-        return self._iterations.add(_Waiting(self, limit, on_gap, timeout, spin))
+    def _end(self) -> int:
+        return end_of(self._files().reader(0, 0), self.isolation)[1]
 
-    def follow_async(self, *, timeout: float | None = None, limit: int | None = None, on_gap: OnGap = "raise") -> AsyncFollowing:
-        from kvspool.spool.following import AsyncFollowing
+    def _view(self, cursor: Any) -> AbstractContextManager[memoryview]:
+        return views.view(cursor)
 
-        return AsyncFollowing(self._iterations.add(_Taking(self, limit, on_gap, None)), timeout)
+    def _note(self, cursor: Any) -> None:
+        if cursor.files is self._slot_files:
+            self._known = cursor.reader.position, cursor.reader.sequence
 
-    @contextmanager
-    def view(self) -> Iterator[memoryview]:
-        cursor = self._cursor(None)
-        self._turn = None
-        try:
-            with views.view(cursor) as value:
-                yield value
-        except GapError as error:
-            if error.gap.first == self.sequence:
-                self._stand(cursor)
-            raise
-        self._stand(cursor)
+    def _place(self) -> Place:
+        """Return the place of the reader's position."""
+        turn = None if self._turn is None else self._turn()
+        if turn is not None and turn.cursor.sequence == self._sequence:
+            self._note(turn.cursor)
+        if self._known[1] != self._sequence:
+            self._known = search.onward(self._slot_files.reader(0, 0), self._known, self._sequence)
+        return self._known
 
-    def _stand(self, cursor: Cursor) -> None:
-        self._place_in = cursor.files
-        self._place = cursor.reader.position, cursor.reader.sequence
+    def may_wait_for(self, sequence: int) -> bool:
+        """Return whether writers had to keep the record `sequence` for this reader."""
+        return bool(self._live().header.policy) and sequence >= self._committed.sequence
 
-    def commit(self) -> int:
-        files = self._files()
-        self._store(files)
+    # Moving.
+
+    def _find(self, start: Start) -> int:
+        self._known = self._place_of(self._files(), start)
+        return self._known[1]
+
+    def _place_of(self, files: SpoolFiles, start: Start) -> Place:
+        reader = files.reader(0, 0)
+        return end_of(reader, self.isolation) if start == "latest" else search.find(reader, start)
+
+    def _lag(self) -> Lag:
+        return measure(self._slot_files.reader(0, 0), self._place())
+
+    def _store(self) -> None:
+        files = self._slot_files
+        self._store_in(files)
         machine.fence()
         while files.may_have_moved:
             # A resize may have copied the slot before we stored: wait until it is over, and then check where the log is.
@@ -115,64 +122,31 @@ class SpoolReader(Reader):
             before, files = files, self._files()
             if files is before:
                 break
-            self._store(files)
-        return self.sequence
+            self._store_in(files)
 
-    def _store(self, files: SpoolFiles) -> None:
+    def _store_in(self, files: SpoolFiles) -> None:
         """Store the reader's position in its slot in these files."""
+        place = self._place()
         if not files.header.policy:
-            self._committed = self._slot.move(self._place, system.port.now(), self._committed)
-        elif self._place[0] < self._committed.position or self._slot.is_evicted(self._committed):
+            self._committed = self._slot.move(place, system.port.now(), self._committed)
+        elif place[0] < self._committed.position or self._slot.is_evicted(self._committed):
             # No writer may overwrite anything meanwhile, and all must reread the slots afterwards.
             with self._appending():
                 self._slots.announce()
-                self._committed = self._slot.move(self._place, system.port.now(), self._committed)
+                self._committed = self._slot.move(place, system.port.now(), self._committed)
         else:
             before = self._committed
-            self._committed = self._slot.move(self._place, system.port.now(), before)
+            self._committed = self._slot.move(place, system.port.now(), before)
             machine.fence()
             if self._slot.is_evicted(before):
                 # A writer has just evicted the reader, and may not have seen this commit.
                 with self._appending():
                     self._slots.announce()
 
-    # Moving.
-
-    @property
-    def sequence(self) -> int:
-        return self._place[1]
-
-    @property
-    def committed(self) -> int:
-        return self._committed.sequence
-
-    def lag(self) -> Lag:
-        return measure(self._files().reader(0, 0), self._place)
-
     # Opening and closing.
 
-    @property
-    def closed(self) -> bool:
-        return self._is_closed
-
-    def close(self) -> None:
-        self._is_closed = True
-        try:
-            self.end(self._closed_words())
-        finally:
-            self._let_go()
-
-    def forked(self) -> None:
-        """In a forked child: the lock is the parent's; only our copy of its descriptor goes."""
-        self._let_go()
-
-    def __del__(self) -> None:
-        self._let_go()
-
-    def __repr__(self) -> str:
-        return f"<Reader {self.name!r} at {self.sequence}{' closed' if self.closed else ''}>"
-
-    # Inside.
+    def _check_open(self) -> None:
+        self._files()
 
     def _files(self) -> SpoolFiles:
         """Return the open files; in a forked child, take the slot again first."""
@@ -183,7 +157,7 @@ class SpoolReader(Reader):
         if self._file is None:
             self._attach()
         files = self._live()
-        if files is not self._place_in:
+        if files is not self._slot_files:
             self._move(files)
         return files
 
@@ -193,8 +167,8 @@ class SpoolReader(Reader):
         slot = all_slots.slot(self._slot.number)
         self._committed = slot.commit()
         self._slots, self._slot = all_slots, slot
-        self._place = search.find(files.reader(0, 0), self._place[1])[0], self._place[1]
-        self._place_in = files
+        self._known = search.find(files.reader(0, 0), self._sequence)[0], self._sequence
+        self._slot_files = files
         self._turn = None
 
     def _attach(self) -> None:
@@ -206,24 +180,25 @@ class SpoolReader(Reader):
             if slot is not None:
                 admin.lock(slot)
                 self._committed = slot.commit()
-                self._place = resume(files.reader(0, 0), self.name, self._committed)
+                self._known = resume(files.reader(0, 0), self.name, self._committed)
                 slot.sign()
             else:
                 slot = admin.lock_free(self._slots)
                 slot.sign()
                 self._take(files, admin.file, slot)
             self._slot = slot
-            self._place_in = files
+            self._slot_files = files
+            self._sequence = self._known[1]
             self._process = system.port.process_id()
             self._file = admin.keep()
 
     def _take(self, files: SpoolFiles, file: Descriptor, slot: slots.Slot) -> None:
         """Assign a free slot to this reader. If writers wait for readers, none may overwrite anything meanwhile."""
-        with _appending(files, file, self._timeout) if files.header.policy else _nothing():
-            self._place = self._find(files, self._start)
+        with _appending(files, file, self._timeout) if files.header.policy else nullcontext():
+            self._known = self._place_of(files, self._start)
             if files.header.policy:
                 self._slots.announce()
-            self._committed = slot.take(self._raw_name, self._place, system.port.now())
+            self._committed = slot.take(self._raw_name, self._known, system.port.now())
 
     @contextmanager
     def _appending(self) -> Iterator[None]:
@@ -232,28 +207,18 @@ class SpoolReader(Reader):
         with _appending(files, self._file, self._timeout):
             yield
 
-    def _find(self, files: SpoolFiles, start: Start) -> Place:
-        reader = files.reader(0, 0)
-        return end_of(reader, self.isolation) if start == "latest" else search.find(reader, start)
-
-    def _go(self, start: Start) -> None:
-        self._place = self._find(self._files(), start)
-        self._turn = None
-
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         file, self._file = getattr(self, "_file", None), None
         self._turn = None
         if file is not None:
             locks.give_back(file, self._process)
 
-    # For iterators.
+    def forked(self) -> None:
+        """In a forked child: the lock is the parent's; only our copy of its descriptor goes."""
+        self._release()
 
-    def _cursor(self, end: Place | None) -> Cursor:
-        return _Cursor(self._files(), self._place, end, self)
-
-    def _may_wait_for(self, sequence: int) -> bool:
-        """Return whether writers had to keep the record `sequence` for this reader."""
-        return bool(self._live().header.policy) and sequence >= self._committed.sequence
+    def __del__(self) -> None:
+        self._release()
 
 
 class _Cursor(Cursor):
@@ -264,111 +229,7 @@ class _Cursor(Cursor):
         self._owner = owner
 
     def overrun_reason(self) -> str:
-        return "expired" if self._owner._may_wait_for(self.sequence) else "overrun"
-
-
-class _SharedReading(Reading):
-    """Moves the reader's position with every item that it returns.
-
-    Several iterators of a reader alternate: each begins at the reader's position, and records prefetched by another one are dropped. `seek`
-    has the same effect, even within a loop.
-    """
-
-    _owner: SpoolReader
-    _turn: object
-    _record: Callable[..., Record]
-    _places: dict[int, Place]  # position after each prefetched record, by its sequence
-
-    def _belong_to(self, owner: SpoolReader) -> None:
-        self._owner = owner
-        self._places = {}
-        self._note()
-        self._turn = owner._turn = object()
-
-    def _note(self) -> None:
-        self._record = self._make or Record
-        self._make = _noting(self._places, self._reader, self._record)
-
-    def _use(self, keys: Keys) -> None:
-        super()._use(keys)
-        if hasattr(self, "_places"):  # otherwise `_belong_to` follows
-            self._note()
-
-    def _take(self, take: Callable[..., list[Any]], *rest: Any) -> list[Any]:
-        self._places.clear()
-        return super()._take(take, *rest)
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Any:
-        owner = self._owner
-        if not self.is_over and (owner._turn is not self._turn or owner._file is None):
-            self._begin_again()
-        try:
-            return self._next_item()
-        except (GapError, StopIteration):
-            raise
-        except BaseException:
-            owner._turn = None  # interrupted: prefetched records count as not returned
-            raise
-
-    def _next_item(self) -> Any:
-        try:
-            item = self._batch.take(self._refill)
-        except (GapError, StopIteration):
-            is_moved = self.cursor.sequence > self._owner.sequence  # after a Gap that was raised or skipped
-            is_current = self._owner._turn is self._turn  # otherwise a seek since the last item counts
-            if is_moved and is_current and not self._is_closed:  # once closed, it may have dropped prefetched records
-                self._owner._place = (self.cursor.reader.position, self.cursor.reader.sequence)
-            raise
-        if isinstance(item, Gap):
-            self._owner._place = (self.cursor.reader.position, self.cursor.reader.sequence)
-        else:
-            self._owner._place = self._places[item.sequence]
-        return item
-
-    def _begin_again(self) -> None:
-        """Continue at the reader's present position."""
-        missed = self.cursor.missed
-        end, files = self.cursor.end, self._owner._files()
-        if end is not None and files is not self.cursor.files:
-            end = search.find(files.reader(0, 0), end[1])
-        self.cursor = self._owner._cursor(end)
-        self.cursor.missed = missed
-        self._reader = self.cursor.reader
-        self._make = _noting(self._places, self._reader, self._record)
-        self._batch.clear()
-        self._places.clear()
-        self._owner._turn = self._turn
-
-
-def _noting(places: dict[int, Place], reader: FrameReader, record: Callable[..., Record]) -> Callable[..., Record]:
-    """Return `record`, which also stores the position after each one. Not a method: a dropped iterator must release its position at
-    once.
-    """
-
-    def note(sequence: int, *fields: Any) -> Record:
-        places[sequence] = (reader.position, sequence + 1)
-        return record(sequence, *fields)
-
-    return note
-
-
-class _Taking(_SharedReading):
-    """The present records, up to `end`; None: those present at each call."""
-
-    def __init__(self, owner: SpoolReader, limit: int | None, on_gap: OnGap, end: Place | None) -> None:
-        super().__init__(owner._cursor(end), limit, on_gap)
-        self._belong_to(owner)
-
-
-class _Waiting(_SharedReading, Following):
-    """The present records, and new ones."""
-
-    def __init__(self, owner: SpoolReader, limit: int | None, on_gap: OnGap, timeout: float | None, spin: float) -> None:
-        Following.__init__(self, owner._cursor(None), limit, on_gap, check_timeout(timeout), spin=spin)
-        self._belong_to(owner)
+        return "expired" if self._owner.may_wait_for(self.sequence) else "overrun"
 
 
 class Admin(Handle):
@@ -428,11 +289,6 @@ def administering(live: Callable[[], SpoolFiles], timeout: float) -> Iterator[Ad
 def _appending(files: SpoolFiles, file: Descriptor, timeout: float) -> Iterator[None]:
     with locks.appending(files.append_lock_by(file.number), timeout, lambda: "another process appends", file):
         yield
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
 
 
 def resume(reader: FrameReader, name: str, commit: format.Commit) -> Place:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kvspool import system
+from kvspool.engine.damage import VerifyReport
 from kvspool.errors import Corruption
 from kvspool.kernel import frames_py as frames
 from kvspool.spool import checkpoints, recovery, verify
@@ -45,7 +46,7 @@ class RepairReport(msgspec.Struct, frozen=True):
     path: str
     sync_error: int
     recovery: recovery.RecoveryReport | None
-    verify: verify.VerifyReport
+    verify: VerifyReport
 
 
 def repair(path: str | os.PathLike[str], *, timeout: float = TIMEOUT) -> RepairReport:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from kvspool.kernel.frames import FrameReader
 
 LAST_TIME = (1 << 63) - 1  # ns; a timestamp can't be later
+NEAR = 8192  # records up to which following the frames is faster than a search
 Place = tuple[int, int]  # a position and the sequence expected there
 
 
@@ -38,6 +39,21 @@ def find(reader: FrameReader, start: Start) -> Place:
     if isinstance(start, int) and not isinstance(start, bool) and start >= 0:
         return _at_sequence(reader, start)
     raise ValueError(f'start is a sequence, "earliest", "latest" or an aware datetime, not {start!r}')
+
+
+def onward(reader: FrameReader, known: Place, sequence: int) -> Place:
+    """Return the place of a sequence, from a known place before it, or at any other one.
+
+    If the record was overwritten since, it is the known place with that sequence expected: the reader then reports the Gap.
+    """
+    position, first = known
+    if first < sequence <= first + NEAR:
+        found = reader.walk(position, reader.tail(), sequence, 0)
+        if reader.passed == sequence and reader.head() <= position:
+            return found, sequence
+    if first < sequence < _earliest(reader)[1]:
+        return position, sequence
+    return find(reader, sequence)
 
 
 def count(reader: FrameReader, sequence: int, end: Place) -> int:

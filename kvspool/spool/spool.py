@@ -29,6 +29,7 @@ import msgspec
 from kvspool import system
 from kvspool.engine import locks
 from kvspool.engine.background import SYNC_INTERVAL, Background
+from kvspool.engine.damage import VerifyReport
 from kvspool.engine.iteration import Iterations
 from kvspool.errors import (
     AGAIN,
@@ -56,20 +57,19 @@ from kvspool.reader import ReaderStats
 from kvspool.record import Codec, check_codec, decode, encode, encode_key, listed
 from kvspool.spool import format, producing, recovery, search, views
 from kvspool.spool.appending import Appending, Kept, Outdated, Prepared, RingBatch, Row, RowBatch, check_fields, prepared, refuse_larger
-from kvspool.spool.cursor import Cursor, Reading, end_of, refuse_vanished
+from kvspool.spool.cursor import Cursor, end_of, refuse_vanished
 from kvspool.spool.durability import SpoolFlusher
 from kvspool.spool.reader import SpoolReader, delete, listing, slowest
 from kvspool.spool.repair import RepairReport, repair
 from kvspool.spool.spool_files import SpoolFiles
 from kvspool.spool.stats import SpoolStats, stats
-from kvspool.spool.verify import VerifyReport, verify_files
+from kvspool.spool.verify import verify_files
 from kvspool.system import forks, holders
 
 if TYPE_CHECKING:
     import pyarrow
 
     from kvspool.engine.columns import Columns
-    from kvspool.spool.following import AsyncFollowing
     from kvspool.spool.resize import Resized
 
 T = TypeVar("T")
@@ -86,7 +86,7 @@ class Spool(Single, Log):
 
     HELPERS = frozenset(
         """
-        append_at_once append_in_transaction append_columns append_rows append_slowly change_producers check_columns cursor forked
+        append_at_once append_in_transaction append_columns append_rows append_slowly change_producers check_columns ensure_log_id forked
         frame_writer header held is_durable records_from refuse_larger ring
         """.split()
     )
@@ -273,7 +273,6 @@ class Spool(Single, Log):
         end: int | None = None,
         isolation: Isolation = "appended",
     ) -> Cursor:
-        """Return a cursor at `start`, for merging several logs; `bounded`: up to the present end, or to sequence `end`."""
         files = self._live()
         reader = files.reader(0, 0)
         place = end_of(reader, isolation) if start == "latest" else search.find(reader, start)
@@ -352,13 +351,7 @@ class Spool(Single, Log):
         return self._live().header.capacity
 
     def end(self) -> int:
-        """Return the sequence that the next record will have."""
         return int(self._live().reader(0, 0).mark()[1])
-
-    def _following_async(self, reading: Reading, timeout: float | None) -> AsyncFollowing:
-        from kvspool.spool.following import AsyncFollowing
-
-        return AsyncFollowing(reading, timeout)
 
     def extent(self, isolation: Isolation = "appended") -> tuple[int, int]:
         reader = self._live().reader(0, 0)

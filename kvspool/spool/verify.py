@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from kvspool import system
 from kvspool.engine import producer_table
-from kvspool.engine.damage import MOST_PLACES, Damage
+from kvspool.engine.damage import MOST_PLACES, Damage, VerifyReport
 from kvspool.kernel import frames_py as frames
 from kvspool.options import Progress
 from kvspool.spool import format, search, slots
@@ -22,33 +20,6 @@ if TYPE_CHECKING:
     from kvspool.spool.spool_files import SpoolFiles
 
 BATCH = 256  # records checked between two calls of `progress`
-
-
-class VerifyReport(msgspec.Struct, frozen=True):
-    """The result of checking every record between the oldest one and the tail, as of the start.
-
-    records, bytes: sound records, and the size of their keys and values. damaged_records: sequences whose bytes are wrong; damaged: the
-    places, the first 1000 of them. left_out: sequences without a record since a restart of the machine. overrun: sequences that writers
-    overwrote meanwhile, which is no fault. problems: the faults of headers, the key table, durable readers and the list of producers.
-    sync_error: errno of the first failed flush, 0 if there was none.
-    """
-
-    path: str
-    records: int
-    bytes: int
-    first_sequence: int
-    next_sequence: int
-    damaged_records: int
-    damaged: list[Damage]
-    left_out: int
-    overrun: int
-    problems: list[str]
-    sync_error: int
-
-    @property
-    def is_sound(self) -> bool:
-        """Return whether nothing is damaged."""
-        return not self.damaged and not self.problems
 
 
 class _Look:
@@ -135,17 +106,18 @@ def verify_files(files: SpoolFiles, progress: Progress | None = None) -> VerifyR
     look = _Look(files.reader(0, 0))
     look.go(progress or (lambda done, all: None))
     return VerifyReport(
-        str(files.path),
-        look.records,
-        look.bytes,
-        look.first,
-        look.next_sequence,
-        sum(place.count for place in look.damaged),
-        look.damaged[:MOST_PLACES],
-        look.left_out,
-        look.overrun,
-        [*_problems(files), *producer_table.problems(files.path, files.origin)],
-        files.control.cast("Q")[frames.SYNC_ERROR],
+        path=str(files.path),
+        format="spool",
+        records=look.records,
+        bytes=look.bytes,
+        first_sequence=look.first,
+        next_sequence=look.next_sequence,
+        damaged_records=sum(place.count for place in look.damaged),
+        damaged=look.damaged[:MOST_PLACES],
+        left_out=look.left_out,
+        overrun=look.overrun,
+        problems=[*_problems(files), *producer_table.problems(files.path, files.origin)],
+        sync_error=files.control.cast("Q")[frames.SYNC_ERROR],
     )
 
 

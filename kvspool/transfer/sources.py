@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from kvspool.engine.iteration import gathered
+from kvspool.engine.iteration import Iteration, gathered
 from kvspool.errors import OutOfRange
 from kvspool.journal import Journal
 from kvspool.opening import logs, v1
@@ -109,7 +109,7 @@ class LogSource(Source, Handle):
         return int(self._log.cursor(start).sequence) if isinstance(self._log, Spool) else self._log.place(start).sequence
 
     def read(self, start: int, end: int | None) -> Iterator[Rows | Gap]:
-        reading: Any = self._log.cursor(start, bounded=True, end=end).reading(Record)
+        reading = Iteration(self._log.cursor(start, bounded=True, end=end))
         batch: list[Record] = []
         size = 0
         try:

@@ -13,16 +13,13 @@ from typing import Any, NoReturn
 from msgspec import UNSET
 
 from kvspool import GapError
-from kvspool.engine.iteration import check
+from kvspool.engine.cursor import Cursor
+from kvspool.engine.iteration import Iteration, check
 from kvspool.errors import Closed, Corruption, FormatError, Unrecovered
-from kvspool.journal.cursor import Cursor as JournalCursor
 from kvspool.options import OnGap
 from kvspool.record import Codec, Gap
-from kvspool.spool.cursor import Cursor as SpoolCursor
 from kvspool.system.handles import close_all, refuse_copy
 from shard import descriptors
-
-Cursor = SpoolCursor | JournalCursor
 
 LOOK_AROUND = 256  # records after which idle logs are checked again
 AHEAD = 1 << 16  # records copied in advance, of all logs together
@@ -64,7 +61,7 @@ class MergeSource:
         self.order = order  # breaks ties, so that equal timestamps always have the same order
         self.cursor: Any = cursor
         self.make = make
-        self.reading: Any = cursor.reading(make)
+        self.reading: Any = Iteration(cursor, make=make)
         self.frames: Any = cursor.frames  # the reader of frames; None without mapped memory
         self.batch: Any = self.reading.batch  # copied records that were not in `item` yet
         self.timestamp = 0

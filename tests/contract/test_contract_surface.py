@@ -154,8 +154,10 @@ def test_statistics_and_reports_have_the_same_core_on_every_kind(filled: Log, ki
     assert filled.sync() == 30
     assert filled.stats().synced_sequence == 30
     report = filled.verify()
+    assert type(report) is kvspool.VerifyReport
     assert report.is_sound
-    assert report.records == 30
+    assert (report.path, report.format) == (str(filled.path), kind)
+    assert (report.records, report.first_sequence, report.next_sequence) == (30, 0, 30)
     filled.repair()
     assert filled.append(b"four") == 30
 

@@ -15,8 +15,9 @@ import pytest
 
 import kvspool
 from kvspool import errors
+from kvspool.engine import iteration
 from kvspool.engine.wakeups import POLL
-from kvspool.journal import Journal, cursor
+from kvspool.journal import Journal
 from kvspool.journal.appender import IS_ONE_STEP
 
 SMALL = 200  # bytes of a segment, which is full after a few records
@@ -39,22 +40,22 @@ def rolling(tmp_path: Path) -> Iterator[Journal]:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nothing but an event end a sleep."""
-    monkeypatch.setattr(cursor, "POLL", 60.0)
+    monkeypatch.setattr(iteration, "POLL", 60.0)
 
 
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list that gets an item with each look that followers take at everything."""
     found: list[int] = []
-    next_batch = cursor.Following._next_batch
-    monkeypatch.setattr(cursor.Following, "_next_batch", lambda self, most: found.append(most) or next_batch(self, most))
+    next_batch = iteration.Following._next_batch
+    monkeypatch.setattr(iteration.Following, "_next_batch", lambda self, most: found.append(most) or next_batch(self, most))
     return found
 
 
 def await_sleep(following: Any) -> None:
     """Return when the follower waits for events."""
     deadline = time.monotonic() + 30
-    while following._watcher is None or not following._watcher._users:
+    while (watcher := following._waiter._watcher) is None or not watcher._users:
         assert time.monotonic() < deadline, "the follower never slept"
         time.sleep(0.001)
 

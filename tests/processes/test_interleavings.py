@@ -182,10 +182,10 @@ def test_a_commit_against_an_append_that_waits_for_it(make: Callable[..., Pair])
                 pair.b.append(bytes(100))
         pair.next = pair.b.stats().next_sequence
         pair.files = Files(pair.path)
-        committed, place = reader._committed, reader._place
+        committed, place = reader._committed, reader._place()
 
         def commit() -> Any:
-            reader._committed, reader._place = committed, place  # as it was before the schedule
+            reader._committed, reader._known = committed, place  # as it was before the schedule
             return reader.commit()
 
         def check(mine: Any, others: list[Any]) -> None:
@@ -214,11 +214,11 @@ def test_giving_a_reader_up_against_its_commit(make: Callable[..., Pair]) -> Non
         clock.times = [clock.now() + 11 * 10**9]
         pair.next = pair.b.stats().next_sequence
         pair.files = Files(pair.path)
-        committed, place = reader._committed, reader._place
+        committed, place = reader._committed, reader._place()
         refused = evicted = 0
 
         def commit() -> Any:
-            reader._committed, reader._place = committed, place  # as it was before the schedule
+            reader._committed, reader._known = committed, place  # as it was before the schedule
             return reader.commit()
 
         def check(mine: Any, others: list[Any]) -> None:

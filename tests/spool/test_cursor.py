@@ -12,9 +12,10 @@ import pytest
 
 import kvspool
 from kvspool import Gap, Record, Spool, errors
+from kvspool.engine.iteration import Iteration
 from kvspool.kernel import frames_py as frames
 from kvspool.spool import format
-from kvspool.spool.cursor import Cursor, Reading
+from kvspool.spool.cursor import Cursor
 
 VALUE = 40  # bytes of a frame with an 8-byte value; 102 of them and 16 bytes fill the ring of 4096
 
@@ -252,7 +253,7 @@ def test_an_iteration_that_is_overtaken_between_two_records_accounts_for_every_s
     noise = random.Random(seed)
     append(log, 100)
     items: list[Record | Gap] = []
-    with Reading(log.cursor(0), None, "yield") as reading:
+    with Iteration(log.cursor(0)) as reading:
         for item in reading:
             items.append(item)
             if noise.random() < 0.2 and log.stats().next_sequence < 4000:
@@ -284,7 +285,7 @@ def test_records_and_values_continue_after_damage_anywhere(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("read", [Spool.read, Spool.read_values])
-def test_closing_the_log_ends_an_iteration_at_the_next_record(tmp_path: Path, read: Callable[[Spool], Reading]) -> None:
+def test_closing_the_log_ends_an_iteration_at_the_next_record(tmp_path: Path, read: Callable[[Spool], Iteration]) -> None:
     with kvspool.create(tmp_path / "log", capacity=65536) as log:
         append(log, 1000)
         items = iter(read(log))
@@ -298,7 +299,7 @@ def test_closing_the_log_ends_an_iteration_at_the_next_record(tmp_path: Path, re
 def test_an_iteration_returns_what_is_appended_while_it_runs(tmp_path: Path) -> None:
     with kvspool.create(tmp_path / "log", capacity=65536) as log:
         append(log, 600)
-        with Reading(log.cursor(0), 650, "raise") as reading:
+        with Iteration(log.cursor(0), 650, "raise") as reading:
             assert [record.sequence for record in reading] == list(range(600))
             append(log, 100)
             assert [record.sequence for record in reading] == list(range(600, 650))
@@ -308,7 +309,7 @@ def test_an_iteration_returns_what_is_appended_while_it_runs(tmp_path: Path) -> 
 def test_an_iteration_over_a_cursor_ends_when_the_log_is_closed_whatever_is_appended(tmp_path: Path) -> None:
     with kvspool.create(tmp_path / "log", capacity=65536) as writing, kvspool.open(tmp_path / "log") as log:
         append(writing, 1000)
-        reading = log.cursor(0).reading(Record)
+        reading = Iteration(log.cursor(0))
         for _ in range(600):
             next(reading)
         log.close()

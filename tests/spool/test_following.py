@@ -16,8 +16,8 @@ from faults import BlindPort
 import kvspool
 from kvspool import Gap, Spool, errors, system
 from kvspool.engine import eventloops, following
+from kvspool.engine.following import AsyncFollowing
 from kvspool.kernel import frames_py as frames
-from kvspool.spool.following import AsyncFollowing
 
 WANTED = frames.WANTED * 8  # the byte of who sleeps on inotify
 

@@ -14,6 +14,7 @@ from children import in_child, start
 import kvspool
 import shard
 from kvspool import Record, Spool, arrow, errors, system
+from kvspool.engine.iteration import Iteration
 from kvspool.kernel import frames_py as frames
 from kvspool.spool import format
 from kvspool.spool.appending import Row
@@ -299,7 +300,7 @@ def test_records_that_are_copied_out_around_a_recovery_have_their_own_keys(tmp_p
             with opened(log.path) as another:
                 another.append({"delta": 3})
 
-        reading = log.cursor(1).reading(make)  # which doesn't know the key "beta" by now
+        reading = Iteration(log.cursor(1), make=make)  # which doesn't know the key "beta" by now
         other.append({"beta": 2})
         got = [meaning(record) for record in reading if isinstance(record, Record) and record.codec != kvspool.Codec.RAW]
         assert got == ([{"delta": 3}] if is_overwritten else [{"beta": 2}, {"delta": 3}])

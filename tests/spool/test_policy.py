@@ -356,6 +356,21 @@ def test_compiled_or_not_old_commits_expire(make: Callable[..., Spool]) -> None:
     assert fill(log) == 34
 
 
+@pytest.mark.parametrize("verb", ["read", "follow"])
+def test_evicted_in_the_middle_of_a_batch_it_gets_the_exact_gap(make: Callable[..., Spool], clock: ClockPort, verb: str) -> None:
+    log = make("raise", reader_expiry=10)
+    with log.reader("r") as reader:
+        fill(log)
+        for record in getattr(reader, verb)():
+            if record.sequence == 10:
+                break
+        clock.time += 11 * 10**9
+        for _ in range(100):
+            log.append(VALUE)
+        gap = next(getattr(reader, verb)(on_gap="yield"))
+        assert (gap.first, gap.last, gap.reason) == (11, log.stats().first_sequence - 1, "expired")
+
+
 def test_evicted_just_while_it_commits_it_is_waited_for_again(make: Callable[..., Spool], clock: ClockPort, monkeypatch: Any) -> None:
     """The writer gives the reader up between the reader's look and its store: one of the two must notice."""
     log = make("raise", reader_expiry=10)

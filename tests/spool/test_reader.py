@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import errno
 import gc
+import itertools
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -22,7 +24,7 @@ from hypothesis import strategies as st
 import kvspool
 from kvspool import Gap, GapError, Spool, system
 from kvspool.errors import Closed, Corruption, NoSuchReader, ReaderBusy, TooManyReaders
-from kvspool.spool import format
+from kvspool.spool import format, search
 from kvspool.spool.slots import Slots, encode_name
 
 HOLDER = """
@@ -414,3 +416,40 @@ def test_resuming_is_exact(tmp_path: Path, data: st.DataObject) -> None:
                 place = committed
             assert (reader.sequence, reader.committed) == (place, committed)
         reader.close()
+
+
+@pytest.mark.parametrize("verb", ["read", "follow"])
+def test_a_commit_stores_the_byte_position_of_the_next_record_wherever_the_iteration_is(tmp_path: Path, verb: str) -> None:
+    with kvspool.create(tmp_path / "log", capacity=1 << 20) as spool:
+        spool.append_many([bytes(at % 50) for at in range(9000)])
+        frames = spool._live().reader(0, 0)
+        stops = sorted(random.Random(7).sample(range(1, 9000), 20))
+        with spool.reader("r") as reader:
+            items = getattr(reader, verb)()
+            for before, stop in itertools.pairwise([0, *stops]):
+                for _ in range(stop - before):
+                    next(items)
+                assert (reader.commit(), reader._committed.position) == (stop, search.find(frames, stop)[0])
+        for stop in stops:
+            with spool.reader(f"dropped {stop}") as reader:
+                for record in getattr(reader, verb)():
+                    if record.sequence == stop - 1:
+                        break
+                assert (reader.commit(), reader._committed.position) == (stop, search.find(frames, stop)[0])
+            spool.delete_reader(f"dropped {stop}")
+
+
+def test_a_reader_whose_next_record_was_overwritten_before_its_commit_gets_the_gap(tmp_path: Path) -> None:
+    with kvspool.create(tmp_path / "log", capacity=4096) as spool, spool.reader("r") as reader:
+        spool.append_many([b"%08d" % at for at in range(60)])
+        for record in reader.read():
+            if record.sequence == 20:
+                break
+        spool.append_many([b"%08d" % at for at in range(60, 200)])
+        first = spool.stats().first_sequence
+        assert first > 21
+        assert (reader.commit(), reader.lag().records) == (21, 200 - first)
+        with pytest.raises(GapError) as raised:
+            next(reader.read())
+        assert (raised.value.gap.first, raised.value.gap.last, raised.value.gap.reason) == (21, first - 1, "overrun")
+        assert sequences(reader.read()) == list(range(first, 200))

@@ -20,9 +20,9 @@ from children import Died, start
 
 import kvspool
 from kvspool import Spool, errors, system
+from kvspool.engine import iteration
 from kvspool.kernel import frames_py as frames
 from kvspool.kernel.frames import TWIN
-from kvspool.spool import cursor
 from kvspool.spool.format import SYNCED as SYNCED_WORD
 
 ASLEEP = 1 << 8 * frames.SLEEPS  # in the word `wanted`
@@ -41,7 +41,7 @@ def word(log: Spool, at: int) -> int:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nothing but a bell end a sleep."""
-    monkeypatch.setattr(cursor, "POLL", 60.0)
+    monkeypatch.setattr(iteration, "POLL", 60.0)
 
 
 def await_sleeper(log: Spool) -> None:
@@ -114,7 +114,7 @@ def test_a_sleeper_that_another_thread_closes_wakes_up_and_is_over(patient: None
     assert log.append(b"goes on") == 0
 
 
-def dozing(log: Spool, **how: Any) -> tuple[cursor.Following, threading.Thread, list[Any]]:
+def dozing(log: Spool, **how: Any) -> tuple[iteration.Following, threading.Thread, list[Any]]:
     """Follow in a thread that has got two records, and sleeps in the step in which it looked for the third."""
     following = log.follow(**how)
     thread, got = in_thread(following)
@@ -129,8 +129,8 @@ def test_records_that_come_one_after_the_other_need_no_look_at_anything_else(
     patient: None, log: Spool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[int] = []
-    next_batch = cursor.Following._next_batch
-    monkeypatch.setattr(cursor.Following, "_next_batch", lambda self, most: looks.append(most) or next_batch(self, most))
+    next_batch = iteration.Following._next_batch
+    monkeypatch.setattr(iteration.Following, "_next_batch", lambda self, most: looks.append(most) or next_batch(self, most))
     following, thread, got = dozing(log, limit=20)
     for at in range(2, 20):
         await_sleeper(log)
@@ -378,8 +378,8 @@ def frames_of(reader: Any) -> Any:
 OTHER_TWIN = """
 import sys, kvspool
 from kvspool.kernel import frames
-from kvspool.spool import cursor
-cursor.POLL = 60.0
+from kvspool.engine import iteration
+iteration.POLL = 60.0
 with kvspool.open(sys.argv[1]) as log:
     print(frames.TWIN, flush=True)
     if sys.argv[2] == "append":
@@ -486,7 +486,7 @@ def test_a_spin_ends_although_the_word_of_what_is_on_disk_is_nonsense(log: Spool
         kept = word(log, SYNCED_WORD)
         memory = log._live().control.cast("Q")
         memory[SYNCED_WORD] = (1 << 64) - 1
-        assert not following._reader.spin(100_000)
+        assert not following.cursor.frames.spin(100_000)
         memory[SYNCED_WORD] = kept
         memory.release()
 

@@ -38,12 +38,13 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 from kvspool import system
+from kvspool.engine.iteration import Iteration
 from kvspool.errors import Corruption, SpoolFull, TooLarge
 from kvspool.kernel import frames, group_py, machine, twins
 from kvspool.keyed import Packer
 from kvspool.record import Codec, Gap
 from kvspool.spool import checkpoints, durability, epochs, findings, format, recovery, resize, search, slots
-from kvspool.spool.cursor import Cursor, Reading
+from kvspool.spool.cursor import Cursor
 from kvspool.spool.keys import KeyTable
 from kvspool.spool.memory import FrameRun
 from kvspool.spool.reader import resume
@@ -212,7 +213,7 @@ class Disk:
         """Return the records and Gaps from a place on, by default from the oldest."""
         reader = self.reader(0, 0)
         start = search.find(reader, "earliest") if place is None else place
-        return list(Reading(Cursor(self, start, reader.mark()[:2], "overrun"), None, "yield"))  # type: ignore[arg-type]
+        return list(Iteration(Cursor(self, start, reader.mark()[:2], "overrun")))  # type: ignore[arg-type]
 
     def kept(self) -> frozenset[int]:
         """Return the sequences of all records that can be read."""
