@@ -12,7 +12,8 @@ from kvspool.keyed import Keys
 from kvspool.opening import logs
 from kvspool.options import TIMEOUT
 from shard import route
-from shard.shardset import Log, open_shard
+from shard.merged import Log
+from shard.shardset import open_shard
 
 
 class KeyTables:
