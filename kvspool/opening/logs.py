@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, cast, overload
 
 from kvspool import queue, system
-from kvspool.engine import sizes
+from kvspool.engine import making, sizes
 from kvspool.errors import LogExists, LogNotFound, NotALog
 from kvspool.journal import FixedJournal, Journal
 from kvspool.journal import files as journals
@@ -32,7 +32,6 @@ from kvspool.spool.repair import RepairReport
 from kvspool.spool.repair import repair as repair_spool
 from kvspool.spool.resize import Resized
 from kvspool.spool.verify import VerifyReport
-from kvspool.system import filesystems
 
 JournalFormat = Literal["kvj", "sej", "fflg", "fixed"]
 CAPACITY = "64MiB"  # of a spool, by default
@@ -173,12 +172,7 @@ def create(
     if codec not in STRUCTURED:
         raise ValueError(f"a codec is one of {', '.join(STRUCTURED)}, not {codec!r}")
     _check_durability(durability, sync_interval)
-    if not 0o600 <= mode <= 0o666 or mode & 0o111:
-        raise ValueError(f"mode is 0o600 with rights for others added, not {mode:#o}")
-    if not target.parent.is_dir():
-        raise FileNotFoundError(f"{target.parent} is not a directory; create it first")
-    if not allow_unsafe_fs:
-        filesystems.refuse_unsafe(target.parent)
+    making.check_target(target, mode, allow_unsafe_fs=allow_unsafe_fs)
     asked: dict[str, Any] = {"format": format, "codec": codec, "durability": durability, "sync_interval": sync_interval}
     make: Callable[[], Spool | Journal]
     if format == "spool":
