@@ -20,7 +20,7 @@ from kvspool.journal.retention import Retention
 from kvspool.journal.settings import Settings
 from kvspool.journal.verify import JournalVerifyReport
 from kvspool.log import Log
-from kvspool.opening import settings, v1
+from kvspool.opening import places, settings, v1
 from kvspool.opening.keywords import refuse_unknown
 from kvspool.options import DURABILITIES, TIMEOUT, Durability, Progress
 from kvspool.queue import QueueRepairReport, QueueVerifyReport, is_queue
@@ -195,6 +195,8 @@ def create(
         try:
             return make()
         except LogExists:
+            if places.finish_leftover(target, timeout):
+                continue
             if not exist_ok:
                 raise
         try:
@@ -377,6 +379,8 @@ def open(
     if target.is_dir() and any(_SHARD_NAME.fullmatch(name) for name in system.port.names(target)):
         raise NotALog(f"{target} holds shards: open one shard set in it with shard.open, or all of them with hub.open")
     v1.refuse_ring(target)
+    if places.is_left(target):
+        raise LogNotFound(f"{target} is being deleted; if the process that did so was killed, kvspool delete finishes it")
     if format is not None:
         raise NotALog(f"{target} is not a log of the format {format}")
     raise NotALog(f"{target} is neither a log nor a directory of logs")

@@ -513,7 +513,7 @@ class Pair(Handle):
                 return None
         try:
             found = Pair(self.path, allow_unsafe_fs=self.allow_unsafe_fs)
-        except LogNotFound:
+        except (LogNotFound, NotALog):
             return None
         if found.origin != self.origin or found.header.resizes <= self.header.resizes:
             found.close()

@@ -37,7 +37,7 @@ _SYS_FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "loongarch64": 98, "p
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1
 _PAUSE = 0.001  # seconds between polls of a word that doesn't support waiting
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, which the module mmap doesn't name
-_AT_CWD, _EXCHANGE = -100, 2  # of renameat2
+_AT_CWD, _NO_REPLACE, _EXCHANGE = -100, 1, 2  # of renameat2
 PRIVATE_FILE = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY  # flags with which every file is opened
 
 
@@ -142,12 +142,13 @@ class Port:
     def rename(self, source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
         os.rename(source, target)
 
+    def rename_new(self, source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+        """Rename a file or directory, and replace nothing: raises FileExistsError if the new name exists, even as an empty directory."""
+        _rename(source, target, _NO_REPLACE)
+
     def exchange(self, one: str | os.PathLike[str], other: str | os.PathLike[str]) -> None:
         """Exchange two names atomically: every other process sees either the old or the new state."""
-        rename = ctypes.CDLL(None, use_errno=True).renameat2
-        if rename(_AT_CWD, os.fsencode(one), _AT_CWD, os.fsencode(other), _EXCHANGE):
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number), os.fspath(one), None, os.fspath(other))
+        _rename(one, other, _EXCHANGE)
 
     def link(self, source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
         """Give a file another name."""
@@ -385,6 +386,13 @@ class Port:
     def mounts(self) -> str:
         """Return the kernel's table of the mounted file systems."""
         return Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace")
+
+
+def _rename(source: str | os.PathLike[str], target: str | os.PathLike[str], flags: int) -> None:
+    rename = ctypes.CDLL(None, use_errno=True).renameat2
+    if rename(_AT_CWD, os.fsencode(source), _AT_CWD, os.fsencode(target), flags):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), os.fspath(source), None, os.fspath(target))
 
 
 def _futex(words: memoryview, at: int) -> ctypes.c_uint32 | None:
