@@ -99,8 +99,6 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from kvspool.importing import import_whole
 
-    if name != "errors":  # the modules import each other: threads that began at different ones would see unfinished ones
-        import_whole("kvspool.opening.logs")
     if name in _MODULES:
         return import_whole(f"{__name__}.{name}")
     found = globals()[name] = getattr(import_whole(_MODULE_OF[name]), name)

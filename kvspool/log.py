@@ -18,6 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn, Protocol, Self
 from kvspool import producers
 from kvspool.engine.iteration import Iterations
 from kvspool.errors import OutOfRange, Truncated, Unsupported
+from kvspool.importing import import_whole
 from kvspool.options import Isolation, OnGap, Start, check_sequence
 from kvspool.producers import Producer, ProducerStats
 from kvspool.record import Codec, Record
@@ -508,6 +509,7 @@ class Log(Handle, ABC):
         progress: ExportProgress | None = None,
     ) -> Exported:
         """Write the present records to a binary file; see `kvspool.export`."""
+        import_whole("kvspool.transfer.exchange")
         from kvspool.transfer import exchange
 
         return exchange.export(self, file, format, start=start, end=end, on_gap=on_gap, progress=progress)
