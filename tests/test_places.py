@@ -251,6 +251,27 @@ def test_other_files_in_the_directories_of_a_log_are_refused_and_stay(tmp_path: 
     assert {key: after[key] for key in before if "writers" not in key} == {key: before[key] for key in before if "writers" not in key}
 
 
+def test_a_file_that_only_has_the_name_of_a_segment_is_refused_and_stays(tmp_path: Path) -> None:
+    with kvspool.create(tmp_path / "log", format="fflg", **FORMATS["fflg"]) as log:
+        log.append_many([b"x" * 500] * 99)
+    file = tmp_path / "log" / "0000000000000000a"  # the format looks into the first segment and the last one alone
+    file.write_bytes(b"precious")
+    before = tree(tmp_path / "log")
+    with pytest.raises(OSError, match="holds other files"):
+        kvspool.delete(tmp_path / "log")
+    assert tree(tmp_path / "log") == before and len(before) > 2
+
+
+def test_segments_that_a_link_leads_to_are_refused_and_stay(tmp_path: Path) -> None:
+    make("kvj", tmp_path / "log")
+    (tmp_path / "log" / "kvj").rename(tmp_path / "elsewhere")
+    (tmp_path / "log" / "kvj").symlink_to(tmp_path / "elsewhere")
+    before = tree(tmp_path)
+    with pytest.raises(OSError, match="holds other files"):
+        kvspool.delete(tmp_path / "log")
+    assert tree(tmp_path) == before
+
+
 @pytest.mark.parametrize("kind", BARE)
 @pytest.mark.parametrize("name", ["precious", "ofs/x", "index/precious"])
 def test_other_files_beside_a_journal_are_refused_and_stay(tmp_path: Path, kind: str, name: str) -> None:

@@ -54,7 +54,7 @@ def refuse_foreign(home: Path, layout: Layout, core: Path) -> None:
     for folder, pattern in layout.folders.items():
         directory = core if folder == MARKER else home / folder
         for name in _names(directory):
-            is_core = directory / name == core
+            is_core = directory / name == core and not os.path.islink(core)
             is_folder = not folder and name in layout.folders and name != MARKER
             if not is_core and not _is_own(directory / name, pattern, may_be_folder=is_folder):
                 found.append(os.path.relpath(directory / name, home))

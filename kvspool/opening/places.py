@@ -34,7 +34,7 @@ from kvspool.errors import LogExists, LogNotFound, LogVanished, MismatchedPair, 
 from kvspool.journal import files as journals
 from kvspool.journal import sidecars
 from kvspool.journal.format import Format
-from kvspool.journal.formats import Fflg
+from kvspool.journal.formats import Fflg, fflg
 from kvspool.kernel import frames_py as frames
 from kvspool.queue import is_queue
 from kvspool.spool import format, resize, slots
@@ -281,7 +281,7 @@ def _held_journal(path: Path, form: Format, timeout: float) -> Iterator[_Log]:
         found = _format(path)
         if found is None or (found.name, found.lock_file(path)) != (form.name, lock):
             raise _replaced(path)
-        yield log
+        yield _log_of(path, form)
 
 
 def _replaced(path: Path) -> LogNotFound:
@@ -292,7 +292,10 @@ def _log_of(path: Path, form: Format) -> _Log:
     segments = form.segments_in(path)
     if segments != path:
         return _Log(form.name, path, segments, ARRANGED)
-    names = r"[0-9a-fA-F]{8,20}|index" if isinstance(form, Fflg) else r"[0-9a-f]{16}"
+    names = r"[0-9a-f]{16}"
+    if isinstance(form, Fflg):  # any eight digits may be a segment's name: only its first bytes tell
+        found = [name for name in system.port.names(path) if form.base_of(name) is not None]
+        names = "|".join(["index", *(name for name in found if fflg.MAGIC.startswith(disk.read(path / name, len(fflg.MAGIC))))])
     layout = Layout({**sidecars.LAYOUT.folders, removal.MARKER: re.compile(names)})
     return _Log(form.name, form.sidecar(path), path, layout)
 
