@@ -458,7 +458,7 @@ def test_a_record_without_room_is_named_and_its_batch_not_begun(tmp_path: Path, 
     for target, sequence in (("sej", 6), ("fixed", 6), ("queue", 7), ("spool", 7)):
         if target not in TARGETS:
             continue
-        with pytest.raises(TooLarge, match=f"record {sequence} has no room"):
+        with pytest.raises(TooLarge, match=f"record {sequence} does not fit"):
             kvspool.copy(tmp_path / "source", tmp_path / target, format=target, lossy=target != "spool", **OPTIONS.get(target, {}))
         assert len(content(tmp_path / target, target)) == 4
 
