@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from kvspool.errors import GapError, KvspoolError, Unsupported
     from kvspool.log import Log
     from kvspool.opening.logs import create, open, repair, resize, verify
+    from kvspool.opening.places import delete, rename
     from kvspool.reader import Lag, Reader, ReaderStats
     from kvspool.record import Codec, Gap, Record
     from kvspool.spool import (
@@ -65,10 +66,12 @@ __all__ = [
     "__version__",
     "copy",
     "create",
+    "delete",
     "export",
     "import_",
     "import_v1",
     "open",
+    "rename",
     "repair",
     "resize",
     "salvage",
@@ -82,6 +85,7 @@ _PLACES = {
     "kvspool.transfer.exchange": "export import_ import_v1",
     "kvspool.log": "Log",
     "kvspool.opening.logs": "create open repair resize verify",
+    "kvspool.opening.places": "delete rename",
     "kvspool.reader": "Lag Reader ReaderStats",
     "kvspool.record": "Codec Gap Record",
     "kvspool.spool": "Damage RecoveryReport RepairReport SalvageReport Spool SpoolStats VerifyReport salvage",
@@ -95,8 +99,6 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from kvspool.importing import import_whole
 
-    if name != "errors":  # the modules import each other: threads that began at different ones would see unfinished ones
-        import_whole("kvspool.opening.logs")
     if name in _MODULES:
         return import_whole(f"{__name__}.{name}")
     found = globals()[name] = getattr(import_whole(_MODULE_OF[name]), name)

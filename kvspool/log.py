@@ -19,6 +19,7 @@ from kvspool import producers
 from kvspool.engine.cursor import Cursor
 from kvspool.engine.iteration import Following, Iteration, Iterations
 from kvspool.errors import OutOfRange, Truncated, Unsupported
+from kvspool.importing import import_whole
 from kvspool.options import Isolation, OnGap, Start, check_sequence
 from kvspool.producers import Producer, ProducerStats
 from kvspool.record import Codec, Record
@@ -524,6 +525,7 @@ class Log(Handle, ABC):
         progress: ExportProgress | None = None,
     ) -> Exported:
         """Write the present records to a binary file; see `kvspool.export`."""
+        import_whole("kvspool.transfer.exchange")
         from kvspool.transfer import exchange
 
         return exchange.export(self, file, format, start=start, end=end, on_gap=on_gap, progress=progress)

@@ -316,6 +316,25 @@ def test_the_commands_take_out_and_bring_in(tmp_path: Path, capsys: pytest.Captu
         assert "incomplete" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("source", ["spool", "kvj", "sej", "fflg", "fixed"])
+def test_a_log_of_any_kind_is_exported_by_its_verb_and_the_command(tmp_path: Path, source: str, kind: str) -> None:
+    options = {"fixed": {"item_bytes": 4, "items_per_blob": 4}, "spool": {"capacity": 4096}}.get(source, {})
+    with kvspool.create(tmp_path / "log", format=source, **options) as log:  # type: ignore[arg-type]
+        log.append_many([b"four", b"five"])
+        with (tmp_path / "verb").open("wb") as file:
+            assert log.export(file, kind) == exchange.Exported(2, 0, [])
+        assert main(["export", str(log.path), "--format", kind, "-o", str(tmp_path / "command")]) == 0
+        assert (tmp_path / "verb").read_bytes() == (tmp_path / "command").read_bytes()
+        times = [record.timestamp for record in log.read()] if "timestamps" in log.capabilities else None
+    with make(tmp_path / "other") as other:
+        with (tmp_path / "verb").open("rb") as file:
+            assert kvspool.import_(other, file, kind) == exchange.Imported(2, 0, 1)
+        assert list(other.read_values()) == [b"four", b"five"]
+        found = [record.timestamp for record in other.read()]
+        assert found == times if times else min(found) > 0
+
+
 def test_the_command_resizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with make(tmp_path / "log", capacity=65536) as log:
         log.append_many([bytes(100)] * 100)

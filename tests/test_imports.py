@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 import kvspool
+from kvspool.opening import logs
+from kvspool.spool import format
 
 ROOT = Path(__file__).resolve().parents[1]
 HEAVY = ("pyspark", "pyarrow", "numpy", "pandas", "rich", "matplotlib", "cryptography", "starlette", "uvicorn", "prometheus_client")
@@ -101,7 +103,7 @@ def test_the_commands_need_no_extra_before_they_use_one() -> None:
 
 # Nothing that isn't used.
 
-UNUSED_BY_A_SPOOL = "asyncio hashlib inotify_simple logging subprocess tempfile tomllib multiprocessing concurrent socket ssl"
+UNUSED = "asyncio hashlib inotify_simple logging subprocess tempfile tomllib multiprocessing concurrent socket ssl"
 
 
 def loaded(code: str) -> set[str]:
@@ -116,12 +118,31 @@ def test_importing_the_package_alone_imports_no_other_module() -> None:
     assert loaded("import kvspool.cli") == {"kvspool", "kvspool.cli"}
 
 
-def test_a_spool_that_is_written_and_read_needs_no_module_that_only_others_use(tmp_path: Path) -> None:
-    code = f"import kvspool; log = kvspool.create({str(tmp_path / 'log')!r}, capacity=4096); log.append(b'one'); list(log.read())"
-    found = loaded(code)
-    assert {"kvspool.spool", "msgspec"} <= found
-    assert {name.partition(".")[0] for name in found}.isdisjoint(UNUSED_BY_A_SPOOL.split())
-    assert found.isdisjoint(f"kvspool.{name}" for name in "arrow engine.eventloops transfer".split())
+USES = {
+    "create": "kvspool.create({path!r}, format={kind!r})",
+    "create, append": "kvspool.create({path!r}, format={kind!r}).append(b'one')",
+    "open": "kvspool.open({path!r})",
+    "open, append": "kvspool.open({path!r}).append(b'one')",
+    "open, read": "list(kvspool.open({path!r}).read())",
+}
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("kind", ["spool", "kvj", "sej"])
+def test_a_log_that_is_created_opened_written_or_read_needs_no_module_that_only_others_use(tmp_path: Path, kind: str, use: str) -> None:
+    if use.startswith("open"):
+        kvspool.create(tmp_path / "log", format=kind).append(b"one")  # type: ignore[call-overload]
+    found = loaded(f"import kvspool; {USES[use].format(path=str(tmp_path / 'log'), kind=kind)}")
+    room, other = ("spool", "journal") if kind == "spool" else ("journal", "spool")
+    assert {f"kvspool.{room}", "msgspec"} <= found
+    assert {name.partition(".")[0] for name in found}.isdisjoint(UNUSED.split())
+    ours = {name.removeprefix("kvspool.") for name in found if name.startswith("kvspool.")}
+    assert {name.partition(".")[0] for name in ours}.isdisjoint({other, "queue", "arrow", "transfer", "cli"})
+    assert ours.isdisjoint({"engine.eventloops", "opening.places", "opening.settings", "opening.v1", "spool.resize"})
+
+
+def test_the_name_of_a_spool_s_file_is_the_same_where_it_is_looked_for() -> None:
+    assert logs.CONTROL_FILE == format.CONTROL_FILE
 
 
 def test_every_name_of_the_package_is_there_and_others_are_none() -> None:
@@ -189,7 +210,7 @@ def hook(event, arguments):
 
 sys.addaudithook(hook)
 try:
-    kvspool.create
+    kvspool.create, kvspool.Spool
 except KeyboardInterrupt:
     print("interrupted")
 with kvspool.create(sys.argv[1], capacity=4096) as log:
@@ -236,4 +257,38 @@ def test_threads_may_use_different_names_first_at_once(names: tuple[str, ...]) -
     for _ in range(3):
         program = AT_ONCE.format(count=len(names), names=names)
         done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+FIRST_CALLS = """
+import sys, threading
+import kvspool
+barrier = threading.Barrier(4)
+failures = []
+acts = [
+    lambda: kvspool.create(sys.argv[1] + "/spool", capacity=4096).append(b"one"),
+    lambda: kvspool.create(sys.argv[1] + "/kvj", format="kvj").append(b"one"),
+    lambda: kvspool.queue.create(sys.argv[1] + "/queue").put(b"one"),
+    lambda: kvspool.copy,
+]
+
+def use(act):
+    barrier.wait()
+    try:
+        act()
+    except BaseException as error:
+        failures.append(repr(error))
+
+threads = [threading.Thread(target=use, args=(act,)) for act in acts]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+sys.exit("; ".join(failures) or None)
+"""
+
+
+def test_threads_may_use_different_kinds_of_logs_first_at_once(tmp_path: Path) -> None:
+    for number in range(3):
+        folder = tmp_path / f"{number}"
+        folder.mkdir()
+        done = subprocess.run([sys.executable, "-c", FIRST_CALLS, str(folder)], cwd=ROOT, capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, "")

@@ -46,83 +46,13 @@ ignore_missing_imports = true
 follow_imports = skip
 """
 
-PROGRAM = """
-import asyncio
-import sys
-from datetime import datetime, timedelta, timezone
-
+CREATE = """
 import kvspool
-from kvspool import Log, Reader, Unsupported
 
-
-def fill(log: Log) -> range:
-    first: int = log.append({"user": 7}, key="seven", type=1, timeout=2.5, durable=True)
-    with log.writer(timeout=1) as writer:
-        writer.append(b"one", key=b"k")
-        writer.append_many([b"two"], keys=["k"])
-    log.producer("one").append_many([b"a"], batch=0)
-    return log.append_many([b"one", "two"], keys=["k", None])
-
-
-def look(log: Log) -> None:
-    for record in log.read(start=datetime.now(timezone.utc) - timedelta(hours=1), limit=10, on_gap="skip", isolation="synced"):
-        print(record.sequence, record.data)
-    for value in log.read_values():
-        print(len(value))
-    for record in log.follow("latest", timeout=1, spin=0.001):
-        print(record.key)
-    print(len(log), log.get(3).value, [one.time for one in log.last(3)], log.read_arrow(limit=2).num_rows)
-    with log.view(3) as view:
-        print(view.nbytes)
-    stats = log.stats()
-    print(stats.records, stats.first_sequence, stats.next_sequence, stats.used, stats.durability)
-    print(log.verify().is_sound, log.kind, sorted(log.capabilities), log.path.name, log.log_id.hex(), log.closed)
-    try:
-        print(log.resize("1GiB").capacity)
-    except Unsupported as error:
-        print(error.kind, error.capability, error.instead)
-    try:
-        print(log.trim(before=10, dry_run=True).removed_records)
-    except Unsupported as error:
-        print(error)
-    with open("export.jsonl", "wb") as file:
-        print(log.export(file).records)
-
-
-async def follow(log: Log) -> None:
-    async with log.follow_async(timeout=1) as following:
-        async for record in following:
-            print(record.sequence)
-
-
-def consume(log: Log) -> int:
-    reader: Reader
-    with log.reader("billing", start="latest", isolation="synced") as reader:
-        reader.seek(3)
-        reader.seek_time(datetime.now(timezone.utc))
-        reader.rewind()
-        for record in reader.read(limit=3):
-            print(record.data)
-        for record in reader.follow(timeout=1, spin=0.1):
-            print(record.data)
-        print(reader.lag().records, [one.name for one in log.readers() if one.lag is not None and one.lag.seconds > 60])
-        return reader.commit()
-
-
-def main(path: str, format: str) -> None:
-    with kvspool.create(path, format=format) as log:
-        fill(log)
-    with kvspool.open(path) as log:
-        look(log)
-        asyncio.run(follow(log))
-        consume(log)
-    spool = kvspool.create("events", capacity="64MiB")
-    print(spool.capacity)
-    journal = kvspool.create("history", format="kvj", segment_bytes="128MiB")
-    print(journal.archive().segments)
-
-
-main(*sys.argv[1:])
+spool = kvspool.create("events", capacity="64MiB")
+print(spool.capacity)
+journal = kvspool.create("history", format="kvj", segment_bytes="128MiB")
+print(journal.archive().segments)
 """
 
 PROGRAM_ON_MANY_LOGS = """
@@ -175,8 +105,9 @@ with kvspool.open("log") as log, shard.open("set") as shards, hub.open("root") a
 
 
 def programs() -> dict[str, str]:
-    """Return the Python lines of the pages, each block with what it is given, and the program above; by file name."""
-    found = {"program": PROGRAM, "program_on_many_logs": PROGRAM_ON_MANY_LOGS}
+    """Return the Python lines of the pages, each block with what it is given, and the programs of this test; by file name."""
+    typed = (ROOT / "tests/contract/typed_program.py").read_text(encoding="utf-8")
+    found = {"create": CREATE, "program": typed, "program_on_many_logs": PROGRAM_ON_MANY_LOGS}
     for page in PAGES:
         for number, block in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)):
             needed = [

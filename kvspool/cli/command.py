@@ -20,6 +20,7 @@ from kvspool.cli import (
     archive,
     copy,
     create,
+    delete,
     doctor,
     export,
     import_,
@@ -28,6 +29,7 @@ from kvspool.cli import (
     producers,
     read,
     readers,
+    rename,
     repair,
     resize,
     salvage,
@@ -41,7 +43,7 @@ from kvspool.errors import KvspoolError
 
 COMMANDS = (
     *(create, append, sync, read, tail, export, import_, copy, readers, producers, trim),
-    *(resize, stats, verify, repair, salvage, archive, doctor),
+    *(resize, rename, delete, stats, verify, repair, salvage, archive, doctor),
 )
 
 DESCRIPTION = """\

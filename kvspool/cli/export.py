@@ -15,7 +15,8 @@ from kvspool.transfer import exchange
 NAME = "export"
 SUMMARY = "write the records of a log to a file"
 DESCRIPTION = """\
-Write the present records as JSON lines or as a Parquet file. JSON lines have the members sequence, timestamp (ns since 1970), type,
+Write the present records of a log of any kind as JSON lines or as a Parquet file. JSON lines have the members sequence, timestamp (ns
+since 1970; none for a record without a time), type,
 codec, key and value; bytes that JSON can't represent are in base64 in key_base64 and value_base64. `kvspool import` reads both. The
 file appears when it is complete. Lost records are named on stderr; with --gaps raise they end the command with code 7."""
 EXAMPLES = """\
@@ -40,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Write the file and print a summary."""
     progress = ProgressLine(shows=sys.stderr.isatty())
-    with queues.open_spool(arguments.path) as log:
+    with queues.open_log(arguments.path) as log:
         try:
             if arguments.file == "-":
                 done = _export(log, sys.stdout.buffer, arguments, progress)
@@ -59,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _export(log: kvspool.Spool, file: object, arguments: argparse.Namespace, progress: ProgressLine) -> exchange.Exported:
+def _export(log: kvspool.Log, file: object, arguments: argparse.Namespace, progress: ProgressLine) -> exchange.Exported:
     return exchange.export(
         log,
         file,  # type: ignore[arg-type]

@@ -1,4 +1,5 @@
-"""The hidden directory in which a spool is created before it gets its name, and leftovers of crashed creators.
+"""The checks before anything is created, the hidden directory in which a spool is created before it gets its name, and leftovers of crashed
+creators.
 
 `.NAME.ID.new` is next to NAME. Its creator holds an flock on the directory itself until the spool has its name, or the directory is
 removed. The kernel frees that lock when the creator ends, and not while it is stopped. So a directory whose lock is free belongs to a dead
@@ -22,11 +23,22 @@ from typing import NamedTuple
 from kvspool import system
 from kvspool.engine import locks
 from kvspool.options import TIMEOUT
+from kvspool.system import filesystems
 from kvspool.system.descriptor import Descriptor
 from kvspool.system.handles import Handle
 
 NEW, RESIZE = ".new", ".resize"
 _NAME = re.compile(r"\.(?P<name>.+)\.(?P<id>[0-9a-f]{32})(?P<suffix>\.new|\.resize)", re.DOTALL)
+
+
+def check_target(path: Path, mode: int, *, allow_unsafe_fs: bool) -> None:
+    """Raise ValueError for an impossible mode, FileNotFoundError or UnsafeFilesystem if nothing can be created at a path."""
+    if not 0o600 <= mode <= 0o666 or mode & 0o111:
+        raise ValueError(f"mode is 0o600 with rights for others added, not {mode:#o}")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{path.parent} is not a directory; create it first")
+    if not allow_unsafe_fs:
+        filesystems.refuse_unsafe(path.parent)
 
 
 class Unfinished(NamedTuple):

@@ -1,4 +1,7 @@
-"""Create a log, and open the log at a path."""
+"""Create a log, and open the log at a path.
+
+Each function imports the modules of a kind of log when it needs them: a program that uses spools loads no journal.
+"""
 
 from __future__ import annotations
 
@@ -7,35 +10,30 @@ import re
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
-from kvspool import queue, system
-from kvspool.engine import sizes
-from kvspool.engine.damage import VerifyReport
+from kvspool import system
+from kvspool.engine import making, sizes
 from kvspool.errors import LogExists, LogNotFound, NotALog
-from kvspool.journal import FixedJournal, Journal
-from kvspool.journal import files as journals
-from kvspool.journal.formats import FORMATS
-from kvspool.journal.repair import JournalRepairReport
-from kvspool.journal.retention import Retention
-from kvspool.journal.settings import CODECS as JOURNAL_CODECS
-from kvspool.journal.settings import Settings
-from kvspool.log import Log
-from kvspool.opening import settings, v1
+from kvspool.importing import import_whole
 from kvspool.opening.keywords import refuse_unknown
 from kvspool.options import DURABILITIES, TIMEOUT, Durability, Progress
-from kvspool.queue import QueueRepairReport, QueueVerifyReport, is_queue
 from kvspool.record import STRUCTURED
-from kvspool.spool import Spool, creation
-from kvspool.spool import format as spool_format
-from kvspool.spool.repair import TIMEOUT as REPAIR_TIMEOUT
-from kvspool.spool.repair import RepairReport
-from kvspool.spool.repair import repair as repair_spool
-from kvspool.spool.resize import Resized
-from kvspool.spool.spool_files import SpoolFiles
-from kvspool.system import filesystems
+
+if TYPE_CHECKING:
+    from kvspool.engine.damage import VerifyReport
+    from kvspool.journal import FixedJournal, Journal
+    from kvspool.journal.format import Format
+    from kvspool.journal.repair import JournalRepairReport
+    from kvspool.journal.retention import Retention
+    from kvspool.log import Log
+    from kvspool.queue import QueueRepairReport, QueueVerifyReport
+    from kvspool.spool import Spool
+    from kvspool.spool.repair import RepairReport
+    from kvspool.spool.resize import Resized
 
 JournalFormat = Literal["kvj", "sej", "fflg", "fixed"]
+CONTROL_FILE = "spool.ctl"  # that of `spool.format`, whose import would take a few milliseconds
 CAPACITY = "64MiB"  # of a spool, by default
 SPOOL_OPTIONS = ("capacity", "policy", "reader_expiry", "prefill")
 LONGEST_EXPIRY = 1e9  # seconds, some 30 years
@@ -174,27 +172,30 @@ def create(
     if codec not in STRUCTURED:
         raise ValueError(f"a codec is one of {', '.join(STRUCTURED)}, not {codec!r}")
     _check_durability(durability, sync_interval)
-    if not 0o600 <= mode <= 0o666 or mode & 0o111:
-        raise ValueError(f"mode is 0o600 with rights for others added, not {mode:#o}")
-    if not target.parent.is_dir():
-        raise FileNotFoundError(f"{target.parent} is not a directory; create it first")
-    if not allow_unsafe_fs:
-        filesystems.refuse_unsafe(target.parent)
+    making.check_target(target, mode, allow_unsafe_fs=allow_unsafe_fs)
     asked: dict[str, Any] = {"format": format, "codec": codec, "durability": durability, "sync_interval": sync_interval}
     make: Callable[[], Spool | Journal]
     if format == "spool":
+        import_whole("kvspool.spool")
+        from kvspool.spool import creation
+        from kvspool.spool import format as spool_format
+
         if first_sequence:
             raise ValueError("the first record of a spool has the sequence 0; a journal may begin at another one")
         size = spool_format.ring_size(CAPACITY if capacity is None else capacity)
         policy = spool_format.POLICIES[0] if policy is None else policy
-        _check_policy(policy, reader_expiry)
+        _check_policy(policy, spool_format.POLICIES, reader_expiry)
         asked |= {"policy": policy, "reader_expiry": reader_expiry, **({} if capacity is None else {"capacity": size})}
         touched = creation.touchable(size) if prefill is not False and durability != "disk" else 0
         make = partial(_make_spool, target, {**asked, "capacity": size}, mode, touched, timeout, allow_unsafe_fs)
     else:
+        import_whole("kvspool.journal")
+        from kvspool.journal import files as journals
+        from kvspool.journal.settings import CODECS, Settings
+
         if codec == "keyed":
-            raise ValueError(f"keyed values need the key table of a spool; a journal takes {' or '.join(JOURNAL_CODECS)}")
-        form = FORMATS[format](**{name: sizes.parse(value) for name, value in limits.items()})
+            raise ValueError(f"keyed values need the key table of a spool; a journal takes {' or '.join(CODECS)}")
+        form = _formats()[format](**{name: sizes.parse(value) for name, value in limits.items()})
         asked |= {"retention": retention, "first_sequence": first_sequence, "limits": form.limits()}
         make = partial(journals.create, target, form, Settings(**asked), mode=mode, timeout=timeout)
         asked |= asked.pop("limits")
@@ -202,6 +203,11 @@ def create(
         try:
             return make()
         except LogExists:
+            import_whole("kvspool.opening.places")
+            from kvspool.opening import places
+
+            if places.finish_leftover(target, timeout):
+                continue
             if not exist_ok:
                 raise
         try:
@@ -211,9 +217,9 @@ def create(
                 raise
 
 
-def _check_policy(policy: str, reader_expiry: float | None) -> None:
-    if policy not in spool_format.POLICIES:
-        raise ValueError(f"a policy is one of {', '.join(spool_format.POLICIES)}, not {policy!r}")
+def _check_policy(policy: str, policies: tuple[str, ...], reader_expiry: float | None) -> None:
+    if policy not in policies:
+        raise ValueError(f"a policy is one of {', '.join(policies)}, not {policy!r}")
     if reader_expiry is not None and policy == "overwrite":
         raise ValueError("reader_expiry needs the policy block or raise: with overwrite no writer waits for a reader")
     if reader_expiry is not None and not 1e-9 <= reader_expiry <= LONGEST_EXPIRY:
@@ -221,6 +227,10 @@ def _check_policy(policy: str, reader_expiry: float | None) -> None:
 
 
 def _make_spool(target: Path, chosen: dict[str, Any], mode: int, touched: int, timeout: float, allow_unsafe_fs: bool) -> Spool:
+    from kvspool.spool import creation
+    from kvspool.spool import format as spool_format
+    from kvspool.spool.spool import Spool
+
     made = creation.create(
         target,
         capacity=chosen["capacity"],
@@ -238,6 +248,9 @@ def _make_spool(target: Path, chosen: dict[str, Any], mode: int, touched: int, t
 
 def _open_same(target: Path, asked: dict[str, Any], timeout: float, allow_unsafe_fs: bool) -> Spool | Journal:
     """Open the log at a path if it has these settings. Raises LogExists for another one, and the errors of `open`."""
+    import_whole("kvspool.opening.settings")
+    from kvspool.opening import settings
+
     log = open_store(target, timeout=timeout, allow_unsafe_fs=allow_unsafe_fs)
     try:
         settings.refuse_others(target, settings.of_log(log), asked)
@@ -252,11 +265,14 @@ def check_options(format: str, names: Iterable[str], function: str = "create", a
 
     function: its name for the error; also: further options that it has.
     """
-    if format not in ("spool", *FORMATS):
-        raise ValueError(f"a format is spool or one of {', '.join(FORMATS)}, not {format!r}")
-    own = _own_options(format)
-    of_some = {name for one in ("spool", *FORMATS) for name in _own_options(one)}
     names = list(names)
+    if format == "spool" and set(names) <= set(SPOOL_OPTIONS):
+        return
+    formats = _formats()
+    if format not in ("spool", *formats):
+        raise ValueError(f"a format is spool or one of {', '.join(formats)}, not {format!r}")
+    own = _own_options(format)
+    of_some = {name for one in ("spool", *formats) for name in _own_options(one)}
     refuse_unknown(function, names, all_options().union(also))
     for name in names:
         if name in of_some.difference(own):
@@ -265,12 +281,19 @@ def check_options(format: str, names: Iterable[str], function: str = "create", a
 
 def all_options() -> set[str]:
     """Return the options of `create` for logs of all formats."""
-    return {*(create.__kwdefaults__ or ()), *(name for form in FORMATS.values() for name in form.limit_names())}
+    return {*(create.__kwdefaults__ or ()), *(name for form in _formats().values() for name in form.limit_names())}
 
 
 def _own_options(format: str) -> tuple[str, ...]:
     """Return the options that not every format has."""
-    return SPOOL_OPTIONS if format == "spool" else ("retention", *FORMATS[format].limit_names())
+    return SPOOL_OPTIONS if format == "spool" else ("retention", *_formats()[format].limit_names())
+
+
+def _formats() -> dict[str, type[Format]]:
+    import_whole("kvspool.journal")
+    from kvspool.journal.formats import FORMATS
+
+    return FORMATS
 
 
 def _named(format: str) -> str:
@@ -291,6 +314,9 @@ def resize(
     system that can't exchange two directories). The log is then unchanged. NameNotDurable: the log was resized, but the last flush of its
     parent directory failed. Handles use the new files; writers retry that flush, and append only when it succeeds.
     """
+    import_whole("kvspool.spool")
+    from kvspool.spool import format as spool_format
+
     size = spool_format.ring_size(capacity)
     with open(path, format="spool", timeout=timeout) as log:
         return log.resize(size, timeout=timeout, progress=progress)
@@ -370,20 +396,32 @@ def open(
     _check_limits(format, limits)
     _check_durability(durability, sync_interval)
     target = Path(os.path.abspath(path))
-    if format in (None, "spool") and os.path.lexists(target / spool_format.CONTROL_FILE):
+    if format in (None, "spool") and os.path.lexists(target / CONTROL_FILE):
+        import_whole("kvspool.spool")
+        from kvspool.spool.spool import Spool
+        from kvspool.spool.spool_files import SpoolFiles
+
         _refuse_limits("spool", limits)
         system.refuse_unfit_host()
         return Spool(SpoolFiles(target, allow_unsafe_fs=allow_unsafe_fs), timeout, durability, sync_interval)
     if not os.path.lexists(target):
         raise LogNotFound(f"{target} does not exist; kvspool.create creates a log")
-    if is_queue(target):
+    if _is_queue(target):
         raise NotALog(f"{target} is a queue, not a log: kvspool.queue.open opens it")
+    import_whole("kvspool.journal")
+    from kvspool.journal import files as journals
+
     found = None if format == "spool" else journals.find(target, format, {name: sizes.parse(value) for name, value in limits.items()})
     if found is not None:
         return journals.open(target, found, timeout=timeout, durability=durability, sync_interval=sync_interval)
     if target.is_dir() and any(_SHARD_NAME.fullmatch(name) for name in system.port.names(target)):
         raise NotALog(f"{target} holds shards: open one shard set in it with shard.open, or all of them with hub.open")
+    import_whole("kvspool.opening.places")
+    from kvspool.opening import places, v1
+
     v1.refuse_ring(target)
+    if places.is_left(target):
+        raise LogNotFound(f"{target} is being deleted; if the process that did so was killed, kvspool delete finishes it")
     if format is not None:
         raise NotALog(f"{target} is not a log of the format {format}")
     raise NotALog(f"{target} is neither a log nor a directory of logs")
@@ -396,9 +434,12 @@ def open_store(path: str | os.PathLike[str], *, timeout: float = TIMEOUT, allow_
 
 def _check_limits(format: str | None, limits: Collection[str]) -> None:
     """Raise TypeError for options that `open` doesn't have for this format (None: for any format), ValueError for an unknown format."""
-    if format not in (None, "spool", *FORMATS):
-        raise ValueError(f"a format is spool or one of {', '.join(FORMATS)}, not {format!r}")
-    all_limits = {name for form in FORMATS.values() for name in form.limit_names()}
+    if format in (None, "spool") and not limits:
+        return
+    formats = _formats()
+    if format not in (None, "spool", *formats):
+        raise ValueError(f"a format is spool or one of {', '.join(formats)}, not {format!r}")
+    all_limits = {name for form in formats.values() for name in form.limit_names()}
     refuse_unknown("open", limits, {*(open.__kwdefaults__ or ()), *all_limits})
 
 
@@ -411,7 +452,21 @@ def _refuse_limits(format: str, limits: Iterable[str]) -> None:
 def is_log(path: str | os.PathLike[str]) -> bool:
     """Return whether there is a log at a path, according to the file names; it may be damaged."""
     target = Path(os.path.abspath(path))
-    return os.path.lexists(target / spool_format.CONTROL_FILE) or journals.lies_at(target) or is_queue(target)
+    if os.path.lexists(target / CONTROL_FILE):
+        return True
+    import_whole("kvspool.journal")
+    from kvspool.journal import files as journals
+
+    return journals.lies_at(target) or _is_queue(target)
+
+
+def _is_queue(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    import_whole("kvspool.queue")
+    from kvspool.queue import is_queue
+
+    return is_queue(path)
 
 
 def lies_at(path: str | os.PathLike[str]) -> bool:
@@ -420,7 +475,12 @@ def lies_at(path: str | os.PathLike[str]) -> bool:
     Raises Corruption, FormatError or ValueError for a journal that can't be read.
     """
     target = Path(os.path.abspath(path))
-    return is_log(target) or (target.is_dir() and journals.find(target) is not None)
+    if is_log(target):
+        return True
+    import_whole("kvspool.journal")
+    from kvspool.journal import files as journals
+
+    return target.is_dir() and journals.find(target) is not None
 
 
 def verify(path: str | os.PathLike[str], *, progress: Progress | None = None) -> VerifyReport | QueueVerifyReport:
@@ -429,13 +489,16 @@ def verify(path: str | os.PathLike[str], *, progress: Progress | None = None) ->
     progress: called as `progress(done, all)` from time to time, with bytes. Raises the errors of `open`, and Corruption if the control
     block doesn't give the end of the log: `repair` finds it from the records.
     """
-    if is_queue(target := Path(os.path.abspath(path))):
+    if _is_queue(target := Path(os.path.abspath(path))):
+        import_whole("kvspool.queue")
+        from kvspool import queue
+
         return queue.verify(target)
     with open(path) as log:
         return log.verify(progress)
 
 
-def repair(path: str | os.PathLike[str], *, timeout: float = REPAIR_TIMEOUT) -> RepairReport | JournalRepairReport | QueueRepairReport:
+def repair(path: str | os.PathLike[str], *, timeout: float = TIMEOUT) -> RepairReport | JournalRepairReport | QueueRepairReport:
     """Repair the spool, journal or queue at `path`, and let it take records again.
 
     All of it is on disk when the call returns.
@@ -443,11 +506,22 @@ def repair(path: str | os.PathLike[str], *, timeout: float = REPAIR_TIMEOUT) -> 
     timeout: seconds to wait for each lock. `kvspool.spool.repair` and `kvspool.journal.repair` describe the repairs and errors.
     """
     target = Path(os.path.abspath(path))
-    if is_queue(target):
+    if _is_queue(target):
+        import_whole("kvspool.queue")
+        from kvspool import queue
+
         return queue.repair(target, timeout=timeout)
-    if not os.path.lexists(target / spool_format.CONTROL_FILE) and (found := journals.find(target)) is not None:
-        with journals.open(target, found, timeout=timeout) as log:
-            return log.repair(timeout)
+    if not os.path.lexists(target / CONTROL_FILE):
+        import_whole("kvspool.journal")
+        from kvspool.journal import files as journals
+
+        found = journals.find(target)
+        if found is not None:
+            with journals.open(target, found, timeout=timeout) as log:
+                return log.repair(timeout)
+    import_whole("kvspool.spool")
+    from kvspool.spool.repair import repair as repair_spool
+
     return repair_spool(target, timeout=timeout)
 
 

@@ -23,7 +23,7 @@ from threading import get_ident
 from typing import TypeVar
 
 from kvspool import system
-from kvspool.engine import locks, sizes
+from kvspool.engine import locks, making, sizes
 from kvspool.engine.background import SYNC_INTERVAL, Background
 from kvspool.errors import (
     Closed,
@@ -137,12 +137,8 @@ class ChunkQueue(Handle):
         """
         system.refuse_unfit_host()
         target = Path(os.path.abspath(path))
-        if not 0o600 <= mode <= 0o666 or mode & 0o111:
-            raise ValueError(f"mode is 0o600 with rights for others added, not {mode:#o}")
-        if not target.parent.is_dir():
-            raise FileNotFoundError(f"{target.parent} is not a directory; create it first")
+        making.check_target(target, mode, allow_unsafe_fs=allow_unsafe_fs)
         if not allow_unsafe_fs:
-            filesystems.refuse_unsafe(target.parent)
             filesystems.refuse_killing(target.parent)
         _check(chunk_bytes, max_chunks, max_bytes, durability, sync_interval)
         while True:

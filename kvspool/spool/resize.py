@@ -79,7 +79,7 @@ def resize(live: Callable[[], SpoolFiles], capacity: int, timeout: float, progre
         if old.reader(0, 0).word(frames.SYNC_ERROR):
             raise Poisoned(f"{path}: an earlier flush to disk failed; copy it to a working disk")
         _refuse_others_files(path)
-        _remove_leftovers(path)
+        remove_leftovers(path)
         log_id = system.port.random(16)
         building = path.with_name(f".{path.name}.{log_id.hex()}{_SUFFIX}")
         try:
@@ -105,7 +105,7 @@ def _refuse_others_files(path: Path) -> None:
         raise OSError(errno.ENOTEMPTY, words, os.fspath(path))
 
 
-def _remove_leftovers(path: Path) -> None:
+def remove_leftovers(path: Path) -> None:
     """Under the admin lock: remove the leftovers of a resize that was killed, or whose last flush failed."""
     left = [name for name in system.port.names(path.parent) if _is_leftover(name, path)]
     if left:

@@ -378,7 +378,7 @@ class SpoolFiles(Handle):
                 return None
         try:
             found = SpoolFiles(self.path, allow_unsafe_fs=self.allow_unsafe_fs)
-        except LogNotFound:
+        except (LogNotFound, NotALog):
             return None
         if found.origin != self.origin or found.header.resizes <= self.header.resizes:
             found.close()

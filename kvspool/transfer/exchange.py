@@ -1,7 +1,8 @@
 """Export the records of a log to a file, and import a file into a log: JSON lines, Parquet, and directories of kvspool v1.
 
 **JSON lines.** One object for each record: sequence, timestamp (ns since 1970), type, codec (its name), key, value. A key or value that
-JSON can't represent exactly is stored in base64 as `key_base64` or `value_base64`. A key of null is no key.
+JSON can't represent exactly is stored in base64 as `key_base64` or `value_base64`. A key of null is no key. A record without a time has no
+timestamp; in Parquet it is null.
 
 **Parquet.** The columns of `read_arrow`, and codec (int32); a row group for each batch. Needs the extra `arrow`.
 
@@ -24,7 +25,7 @@ from kvspool.engine.iteration import gathered
 from kvspool.errors import NotImportable
 from kvspool.log import Log
 from kvspool.options import OnGap, Start
-from kvspool.record import Codec, Gap, Record, plain
+from kvspool.record import NO_TIME, Codec, Gap, Record, plain
 from kvspool.spool.appending import Row
 from kvspool.spool.spool import Spool
 
@@ -122,15 +123,18 @@ def _records(items: Iterable[Record | Gap], end: int | None, gaps: list[Gap]) ->
 
 
 def _write_lines(log: Log, file: IO[bytes], records: Iterable[Record]) -> Iterator[int]:
-    lines = (_to_json(_members(record)) + b"\n" for record in records)
+    has_times = "timestamps" in log.capabilities
+    lines = (_to_json(_members(record, has_time=has_times)) + b"\n" for record in records)
     for batch in gathered(lines, len, BATCH, BATCH_BYTES):
         file.write(b"".join(batch))
         yield len(batch)
 
 
-def _members(record: Record) -> dict[str, Any]:
+def _members(record: Record, *, has_time: bool = True) -> dict[str, Any]:
     """Return a record as the members of its line."""
     members: dict[str, Any] = {"sequence": record.sequence, "timestamp": record.timestamp, "type": record.type}
+    if not has_time or record.timestamp == NO_TIME:
+        del members["timestamp"]
     members["codec"] = _name(record.codec)
     for name, content in (("key", _text(record.key)), ("value", _content(record))):
         if isinstance(content, bytes):
@@ -185,7 +189,8 @@ def _write_parquet(log: Log, file: IO[bytes], records: Iterable[Record]) -> Iter
     about = {"kvspool.log_id": log.log_id.hex(), "kvspool.codec": log.stats().codec}
     about["kvspool.keyed"] = "values of codec 4 are plain MessagePack here"
     schema = arrow.SCHEMA.insert(3, pa.field("codec", pa.int32())).with_metadata(about)
-    rows = ((record.sequence, record.timestamp, record.type, record.codec, record.key, plain(record)) for record in records)
+    has_times = "timestamps" in log.capabilities
+    rows = ((one.sequence, _known_time(one, has_times), one.type, one.codec, one.key, plain(one)) for one in records)
     with parquet.ParquetWriter(file, schema) as writer:
         for batch in gathered(rows, _row_bytes, BATCH, BATCH_BYTES):
             columns = zip(*batch, strict=True)
@@ -194,7 +199,11 @@ def _write_parquet(log: Log, file: IO[bytes], records: Iterable[Record]) -> Iter
             yield len(batch)
 
 
-def _row_bytes(row: tuple[int, int, int, int, bytes | None, bytes]) -> int:
+def _known_time(record: Record, has_times: bool) -> int | None:
+    return record.timestamp if has_times and record.timestamp != NO_TIME else None
+
+
+def _row_bytes(row: tuple[int, int | None, int, int, bytes | None, bytes]) -> int:
     return len(row[4] or b"") + len(row[5])
 
 

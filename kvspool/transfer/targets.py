@@ -12,7 +12,7 @@ from kvspool.journal import Journal, JournalBatch
 from kvspool.journal.formats import FORMATS
 from kvspool.kernel.frames import measure
 from kvspool.opening import logs
-from kvspool.record import NO_TIME, Codec, Record
+from kvspool.record import NO_TIME, Codec
 from kvspool.spool import Spool
 from kvspool.spool.appending import Row
 from kvspool.system.handles import Handle
@@ -83,8 +83,33 @@ class Target(ABC):
         self.close()
 
 
-class JournalTarget(Target, Handle):
+class LogTarget(Target, Handle):
+    """A log of any kind."""
+
+    _log: Spool | Journal
+
+    def range(self) -> range:
+        stats = self._log.stats()
+        return range(stats.first_sequence, stats.next_sequence)
+
+    def last(self) -> Rows | None:
+        there = self.range()
+        if not there:
+            return None
+        items = list(self._log.read(there.stop - 1, on_gap="skip"))
+        return rows_of(items[:1]) if items else None
+
+    def sync(self) -> None:
+        self._log.sync()
+
+    def close(self) -> None:
+        self._log.close()
+
+
+class JournalTarget(LogTarget):
     """A journal of any format."""
+
+    _log: Journal
 
     def __init__(self, log: Journal) -> None:
         super().__init__(log.path)
@@ -94,13 +119,6 @@ class JournalTarget(Target, Handle):
         self.may_leave_out = log.format.may_leave_out
         if log.format.has_timestamps:
             self.last_time = log.latest_time()
-
-    def range(self) -> range:
-        stats = self._log.stats()
-        return range(stats.first_sequence, stats.next_sequence)
-
-    def last(self) -> Rows | None:
-        return _last(self._log, self.range())
 
     def check(self, rows: Rows) -> None:
         self._log.format.check(self._batch(rows))
@@ -122,20 +140,15 @@ class JournalTarget(Target, Handle):
             raise OtherRecords(f"another program appends to the target of the copy: {error}") from error
         self.last_time = latest(rows, self.last_time, self.room)
 
-    def sync(self) -> None:
-        self._log.sync()
 
-    def close(self) -> None:
-        self._log.close()
-
-
-class SpoolTarget(Target, Handle):
+class SpoolTarget(LogTarget):
     """A spool.
 
     is_lossy: later records may overwrite the oldest ones of the copy, and times too far ahead become the present one; since: the sequence
     of the first of them.
     """
 
+    _log: Spool
     format = "spool"
     room = SPOOL
     is_lossy = False
@@ -146,13 +159,6 @@ class SpoolTarget(Target, Handle):
         self._log = log
         self.most = min(BYTES, log.capacity // 8)
         self.last_time = log.stats().last_timestamp
-
-    def range(self) -> range:
-        stats = self._log.stats()
-        return range(stats.first_sequence, stats.next_sequence)
-
-    def last(self) -> Rows | None:
-        return _last(self._log, self.range())
 
     def check(self, rows: Rows) -> None:
         longest = max(map(len, filter(None, rows.keys)), default=0)
@@ -188,24 +194,10 @@ class SpoolTarget(Target, Handle):
                 "Give it a larger capacity (kvspool resize), and copy again: the copy continues there"
             )
 
-    def sync(self) -> None:
-        self._log.sync()
-
-    def close(self) -> None:
-        self._log.close()
-
 
 def _spool_rows(rows: Rows) -> list[Row]:
     stored = [max(timestamp, 0) if timestamp != NO_TIME else -1 for timestamp in rows.timestamps]
     return [Row(*row) for row in zip(rows.keys, rows.values, rows.types, rows.codecs, stored, strict=True)]
-
-
-def _last(log: Spool | Journal, there: range) -> Rows | None:
-    """Return the record before the end of a log."""
-    if not there:
-        return None
-    items: list[Any] = list(log.read(there.stop - 1, on_gap="skip"))
-    return rows_of(items[:1]) if items and isinstance(items[0], Record) else None
 
 
 class QueueTarget(Target):

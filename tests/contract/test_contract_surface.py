@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 import io
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typed_program
 from conftest import OPTIONS
 
 import kvspool
@@ -99,6 +101,13 @@ def test_a_log_without_retention_says_so(log: Log) -> None:
     else:
         with pytest.raises(Unsupported):
             log.set_retention(Retention(max_bytes=1 << 20))
+
+
+def test_a_typed_program_for_any_kind_runs_on_each(log: Log, kind: str) -> None:
+    path = log.path
+    log.close()
+    assert typed_program.main(path) > 0
+    assert [name for name in os.listdir(path.parent) if not name.startswith(".")] == []
 
 
 CALLS: dict[str, Callable[[Any], object]] = {
