@@ -18,7 +18,7 @@ STEMS = {
     "shard": ("hash", "merge"),
 }
 PARTS = {  # of a module: further sources, each one after those that it imports
-    "frames": ("ring", "reader", "batch", "end", "writer", "single", "survey"),
+    "frames": ("ring", "reader", "batch", "end", "writer", "single", "scanner"),
     "merge": ("following",),
 }
 

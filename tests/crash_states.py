@@ -230,7 +230,7 @@ def traced(operation: Callable[[], Any], on_opcode: Callable[[FrameType], None],
 def interpreted() -> Iterator[None]:
     """Let every log that is opened inside the `with` block use the interpreted twin, whose stores are opcodes of their own."""
     interpreted_frames = loops.interpreted("kvspool.kernel.frames")
-    places = [(spool_files, "FrameReader"), (spool_files, "FrameWriter"), (spool_files, "FrameSurvey"), (durability, "Ring")]
+    places = [(spool_files, "FrameReader"), (spool_files, "FrameWriter"), (spool_files, "FrameScanner"), (durability, "Ring")]
     places += [(iteration, "Batch"), (iteration, "Items"), (cursor, "RingSleeper")]
     with ExitStack() as stack, mock.patch.object(spool_files, "AppendLock", lock_py.AppendLock):
         for module, name in places:

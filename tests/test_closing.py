@@ -238,7 +238,7 @@ def test_closing_leaves_the_memory_to_the_thread_that_waits_in_it(tmp_path: Path
         was_closed: list[bool] = []
 
         def close(*_: object) -> None:
-            if items._batch.dozing and not was_closed:
+            if items._batch.waiting and not was_closed:
                 (items if is_quiet else log).close()
                 was_closed.append(items.cursor.reader.closed)
 

@@ -369,7 +369,7 @@ def test_a_closed_ring_refuses_every_call(twin: ModuleType, make_ring: MakeRing)
         reader.head,
         reader.tail,
         reader.mark,
-        lambda: reader.ask_for_bell(0),
+        lambda: reader.request_wake_up(0),
         lambda: reader.word(0),
         lambda: reader.entry(0),
         lambda: reader.sequence_at(0, 100),
@@ -460,7 +460,7 @@ def test_a_reader_that_asked_is_rung_for_once(twin: ModuleType, make_ring: MakeR
     assert not writer.has_watchers
     rings = ring.words[frames.RINGS]
     for way in (frames.WATCHES, frames.SLEEPS):
-        assert ring.reader(0, 0).ask_for_bell(way) == ring.mark()[0]
+        assert ring.reader(0, 0).request_wake_up(way) == ring.mark()[0]
     assert ring.words[frames.WANTED] == 1 | 1 << 8
     writer.append(None, b"x", 0, 0, 7)
     assert writer.has_watchers, "the caller wakes those that watch by inotify"
@@ -1249,7 +1249,7 @@ def test_a_scan_finds_every_run_and_pad_and_erases_the_given_ones(twin: ModuleTy
     ring = leftover_ring(twin, make_ring)
 
     def found(least: int = 0, split: int = frames.NOTHING) -> list[tuple[int, int, int, int, int]]:
-        scanner = twin.FrameSurvey(ring.data, ring.control, SEED)
+        scanner = twin.FrameScanner(ring.data, ring.control, SEED)
         runs, position = [], 0
         while scanner.next_run(position, 1024, least, split):
             runs.append((scanner.start, scanner.position, scanner.first, scanner.last, scanner.frames))
@@ -1260,7 +1260,7 @@ def test_a_scan_finds_every_run_and_pad_and_erases_the_given_ones(twin: ModuleTy
     assert found() == [(0, 288, 10, 12, 3), (288, 480, 3, 4, 2), (480, 960, 15, 19, 5), (960, 1024, 10, 10, 0)]
     assert found(least=11) == [(96, 288, 11, 12, 2), (480, 960, 15, 19, 5)]
     assert found(split=17)[2:] == [(480, 672, 15, 16, 2), (672, 960, 17, 19, 3), (960, 1024, 10, 10, 0)]
-    scanner = twin.FrameSurvey(ring.data, ring.control, SEED)
+    scanner = twin.FrameScanner(ring.data, ring.control, SEED)
     assert [scanner.place_of(480, 960, sequence) for sequence in (0, 15, 17, 19, 20)] == [480, 480, 672, 864, 960]
     before = bytes(ring.data)
     scanner.erase(288, 480, 4)

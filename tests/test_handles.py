@@ -58,7 +58,7 @@ def classes() -> list[Any]:
     for name in PUBLIC:
         module, _, stem = name.rpartition(".")
         found.append(getattr(importlib.import_module(module), stem))
-    frames = ("Ring", "FrameReader", "FrameWriter", "FrameSurvey", "Batch", "Items")
+    frames = ("Ring", "FrameReader", "FrameWriter", "FrameScanner", "Batch", "Items")
     merges = ("FollowingLoops", "MergeSource", "Merging")
     stems = (
         ("kvspool.kernel.frames", frames),

@@ -37,7 +37,7 @@ def makers(twin: ModuleType) -> dict[str, Callable[[Any, Any], Any]]:
     return {
         "Ring": lambda data, control: twin.Ring(data, control, SEED),
         "FrameReader": lambda data, control: twin.FrameReader(data, control, SEED, 0, 0),
-        "FrameSurvey": lambda data, control: twin.FrameSurvey(data, control, SEED),
+        "FrameScanner": lambda data, control: twin.FrameScanner(data, control, SEED),
         "FrameWriter": lambda data, control: twin.FrameWriter(data, control, SEED, None, memoryview(HOLDER)),
     }
 
@@ -56,7 +56,7 @@ def quick_switches() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
-@pytest.mark.parametrize("name", ["Ring", "FrameReader", "FrameSurvey", "FrameWriter"])
+@pytest.mark.parametrize("name", ["Ring", "FrameReader", "FrameScanner", "FrameWriter"])
 def test_memory_that_can_not_be_a_logs_is_refused_when_the_object_is_made(twin: ModuleType, name: str) -> None:
     make = makers(twin)[name]
     make(memoryview(bytearray(CAPACITY)), control_of(CAPACITY))
@@ -74,7 +74,7 @@ def test_memory_that_can_not_be_a_logs_is_refused_when_the_object_is_made(twin: 
         make(memoryview(bytearray(2 * CAPACITY))[::2], control_of(CAPACITY))
 
 
-@pytest.mark.parametrize("name", ["Ring", "FrameReader", "FrameSurvey", "FrameWriter"])
+@pytest.mark.parametrize("name", ["Ring", "FrameReader", "FrameScanner", "FrameWriter"])
 def test_compiled_memory_at_an_odd_address_is_refused(twin: ModuleType, name: str) -> None:
     if twin.__name__.endswith("_py"):
         pytest.skip("the interpreted twin has no pointers")
@@ -96,10 +96,10 @@ def test_whatever_stores_refuses_read_only_memory(twin: ModuleType) -> None:
         twin.FrameWriter(data, control, SEED, None, memoryview(bytes(40)))
     reader = makers(twin)["FrameReader"](data.toreadonly(), control.toreadonly())
     assert reader.mark() == (0, 0, 0)
-    for store in (lambda: reader.ask_for_bell(1), reader.ring_bell, reader.rouse):
+    for store in (lambda: reader.request_wake_up(1), reader.wake_readers, reader.rouse):
         with pytest.raises(ValueError, match="read-only"):
             store()
-    scanner = makers(twin)["FrameSurvey"](data.toreadonly(), control.toreadonly())
+    scanner = makers(twin)["FrameScanner"](data.toreadonly(), control.toreadonly())
     for change in (
         lambda: scanner.erase(0, 64, 0),
         lambda: scanner.cut(0, 64, 0),
@@ -122,8 +122,8 @@ def test_a_number_that_is_no_words_ways_or_blocks_is_refused(twin: ModuleType, m
         lambda: reader.wait_word(-1, 0, 1),
         lambda: reader.entry(-1),
         lambda: reader.entry(1),
-        lambda: reader.ask_for_bell(-1),
-        lambda: reader.ask_for_bell(2),
+        lambda: reader.request_wake_up(-1),
+        lambda: reader.request_wake_up(2),
     ):
         with pytest.raises(IndexError):
             call()
@@ -156,9 +156,9 @@ def test_columns_without_room_for_the_limit_are_refused(twin: ModuleType, make_r
 
 
 def test_an_object_whose_init_never_ran_touches_no_memory(twin: ModuleType) -> None:
-    for name in ("FrameReader", "FrameSurvey", "FrameWriter"):
+    for name in ("FrameReader", "FrameScanner", "FrameWriter"):
         one = getattr(twin, name).__new__(getattr(twin, name))
-        for method, arguments in (("word", (0,)), ("mark", ()), ("head", ()), ("entry", (0,)), ("ring_bell", ()), ("rouse", ())):
+        for method, arguments in (("word", (0,)), ("mark", ()), ("head", ()), ("entry", (0,)), ("wake_readers", ()), ("rouse", ())):
             with pytest.raises((Closed, AttributeError)):
                 getattr(one, method)(*arguments)
 

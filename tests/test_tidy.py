@@ -260,9 +260,8 @@ def test_the_map_names_the_modules_of_each_room(room: str) -> None:
 # Names with words that the glossary replaces, and public classes of the same name; neither list must become longer. The first ones are of
 # the loops over frames, the next ones are fields of reports, which are keys of JSON, and the last ones of a queue.
 OLD_NAMES = {
-    *"FrameSurvey ask_for_bell ring_bell doze dozed dozing lie_down rise pair new_pair kv_new_pair".split(),
+    *"pair new_pair kv_new_pair".split(),
     *"left_behind written_anew".split(),
-    *"Survey survey".split(),
 }
 TWICE = frozenset(
     """

@@ -160,7 +160,7 @@ class Iteration(Iterator[Any], Handle):
 
     def _next_batch(self, most: int) -> list[Any]:
         """Return the result of `_fetch`; a follower waits for it. After records, the batch fetches the next ones itself where it can."""
-        self._batch.rise()
+        self._batch.unpark()
         batch = self._fetch(most)
         if batch and not isinstance(batch[0], Gap):
             self.cursor.run(self._batch, self._make)
@@ -188,7 +188,7 @@ class Iteration(Iterator[Any], Handle):
 
     def _use(self, cursor: Cursor) -> None:
         """Continue with another cursor. Prefetched records count as not returned."""
-        self._batch.rise()
+        self._batch.unpark()
         self._batch.clear()
         before, self.cursor = self.cursor, cursor
         cursor.missed = before.missed
@@ -196,7 +196,7 @@ class Iteration(Iterator[Any], Handle):
 
     def _release_closed(self) -> None:
         """Release the files of a closed iteration, unless a thread still uses them: that thread calls this afterwards."""
-        if self._is_closed and not self._calls and not self._batch.dozing:
+        if self._is_closed and not self._calls and not self._batch.waiting:
             self._release()
 
     def _release(self) -> None:
@@ -229,11 +229,11 @@ class Following(Iteration):
 
     def _next_batch(self, most: int) -> list[Any]:
         """Return the next records as soon as there are any; nothing after the timeout, or after another thread has closed the iteration."""
-        dozed = self._batch.rise()
+        waited = self._batch.unpark()
         batch = self._fetch(most)
-        if not batch and dozed and not self.is_over:
+        if not batch and waited and not self.is_over:
             self.cursor.refuse_vanished()
-        deadline = None if batch or self._timeout is None else system.port.monotonic() + self._timeout - dozed / 1e9
+        deadline = None if batch or self._timeout is None else system.port.monotonic() + self._timeout - waited / 1e9
         while not batch and not self.is_over:
             left = POLL if deadline is None else min(POLL, deadline - system.port.monotonic())
             if left <= 0:

@@ -435,7 +435,7 @@ class FileWaiter(Handle):
             return
         self._sleeper = self._cursor.sleeper(self._watcher)
         if self._sleeper is not None:
-            batch.lie_down(self._sleeper, round(seconds * 1e9), MOST, Record)
+            batch.park(self._sleeper, round(seconds * 1e9), MOST, Record)
 
     def unpark(self) -> None:
         self._is_calm = False

@@ -51,7 +51,7 @@ class Batch:
     """Copied items that were not returned yet: the `items` from `at` on.
 
     left: how many may be returned; -1: no limit. While there are only records, the batch *runs*: when all are returned it copies the next
-    ones itself. A follower's batch *dozes*: one step leads from the last record to the sleep, one from the wake-up to the next record.
+    ones itself. A follower's batch *waits*: one step leads from the last record to the sleep, one from the wake-up to the next record.
     """
 
     def __init__(self, left: int) -> None:
@@ -64,8 +64,8 @@ class Batch:
         self.longest = 0
         self.most = 0
         self.make: Callable[..., Any] | None = None
-        self.dozed = 0
-        self.dozing = 0  # calls under way: a thread that closes the log meanwhile leaves the release of its files to the waiting one
+        self.waited = 0
+        self.waiting = 0  # calls under way: a thread that closes the log meanwhile leaves the release of its files to the waiting one
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         refuse_copy(self)
@@ -82,7 +82,7 @@ class Batch:
             self.make = make
             self.reader = reader
 
-    def lie_down(self, sleeper: Sleeper, ns: int, most: int, make: Callable[..., Any] | None) -> None:
+    def park(self, sleeper: Sleeper, ns: int, most: int, make: Callable[..., Any] | None) -> None:
         """Wait from now on when no item is left, for up to `ns`; the rest is as for `Sleeper.fetch`."""
         self.reader = None
         self.longest = ns
@@ -90,13 +90,13 @@ class Batch:
         self.make = make
         self.sleeper = sleeper
 
-    def rise(self) -> int:
-        """Stop running and dozing, and return for how many ns the last wait lasted, if it was in vain."""
+    def unpark(self) -> int:
+        """Stop running and waiting, and return for how many ns the last wait lasted, if it was in vain."""
         self.reader = None
         self.sleeper = self.make = None
-        dozed = self.dozed
-        self.dozed = 0
-        return dozed
+        waited = self.waited
+        self.waited = 0
+        return waited
 
     def is_filled(self, items: list[Any]) -> bool:
         """Return whether there is an item to return, after records may have been copied into `items`."""
@@ -105,24 +105,24 @@ class Batch:
             self.at = 0
         return self.at < len(self.items) and self.left != 0
 
-    def doze(self, sleeper: Sleeper) -> bool:
+    def wait(self, sleeper: Sleeper) -> bool:
         """Sleep until there is an item to return; False after the timeout, or if something else has to be checked."""
         began = native.monotonic()
-        self.dozed = 0
+        self.waited = 0
         is_calm = True
-        self.dozing += 1  # before reading `left`: a closing thread reads this after it has set that
+        self.waiting += 1  # before reading `left`: a closing thread reads this after it has set that
         try:
-            while is_calm and self.dozed < self.longest and self.left != 0 and self.sleeper is sleeper and sleeper.is_undisturbed():
+            while is_calm and self.waited < self.longest and self.left != 0 and self.sleeper is sleeper and sleeper.is_undisturbed():
                 most = self.most if self.left < 0 or self.left > self.most else self.left
                 items = self.clear()
-                is_calm = sleeper.fetch(self.longest - self.dozed, most, self.make, items)
+                is_calm = sleeper.fetch(self.longest - self.waited, most, self.make, items)
                 if self.is_filled(items):
-                    self.dozed = 0
+                    self.waited = 0
                     return True
-                self.dozed = native.monotonic() - began
+                self.waited = native.monotonic() - began
             return False
         finally:
-            self.dozing -= 1
+            self.waiting -= 1
 
     def clear(self) -> list[Any]:
         """Forget the items, and return the new empty list."""
@@ -144,7 +144,7 @@ class Batch:
                     self.left -= 1
                 return item
             sleeper = self.sleeper
-            if sleeper is None or not self.doze(sleeper):
+            if sleeper is None or not self.wait(sleeper):
                 return refill()
         at = self.at
         self.at = at + 1

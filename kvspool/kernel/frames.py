@@ -11,16 +11,16 @@ if TYPE_CHECKING:
     from kvspool.kernel.frames_py import crc32c
     from kvspool.kernel.reader_py import FrameReader
     from kvspool.kernel.ring_py import Ring
+    from kvspool.kernel.scanner_py import FrameScanner
     from kvspool.kernel.single_py import Single
-    from kvspool.kernel.survey_py import FrameSurvey
     from kvspool.kernel.writer_py import FrameWriter, measure, measure_columns
 
-PARTS = ("ring", "reader", "batch", "end", "writer", "single", "survey")
+PARTS = ("ring", "reader", "batch", "end", "writer", "single", "scanner")
 __all__ = [
     "TWIN",
     "Batch",
     "FrameReader",
-    "FrameSurvey",
+    "FrameScanner",
     "FrameWriter",
     "Items",
     "Ring",

@@ -59,9 +59,9 @@ cdef class Ring(group.Progress):
     @cython.locals(tail=uint64_t)
     cpdef uint64_t tail(self) except? 0
     cdef int check_position(self, uint64_t position) except -1
-    cpdef uint64_t ask_for_bell(self, Py_ssize_t way) except? 0
+    cpdef uint64_t request_wake_up(self, Py_ssize_t way) except? 0
     @cython.locals(asked=uint64_t)
-    cpdef bint ring_bell(self) except -1
+    cpdef bint wake_readers(self) except -1
     cpdef void rouse(self) except *
     cdef bint has_moved(self) noexcept
     @cython.locals(owner=object)
@@ -171,16 +171,16 @@ cdef class Batch:
     cdef int64_t longest
     cdef int64_t most
     cdef object make
-    cdef int64_t dozed
-    cdef readonly Py_ssize_t dozing
+    cdef int64_t waited
+    cdef readonly Py_ssize_t waiting
 
     cpdef int run(self, object reader, uint64_t end, int64_t most, object make) except -1
-    cpdef int lie_down(self, Sleeper sleeper, int64_t ns, int64_t most, object make) except -1
-    @cython.locals(dozed=int64_t)
-    cpdef int64_t rise(self) except -1
+    cpdef int park(self, Sleeper sleeper, int64_t ns, int64_t most, object make) except -1
+    @cython.locals(waited=int64_t)
+    cpdef int64_t unpark(self) except -1
     cdef bint is_filled(self, list items) except -1
     @cython.locals(began=int64_t, most=int64_t, items=list, is_calm=bint)
-    cdef bint doze(self, Sleeper sleeper) except -1
+    cdef bint wait(self, Sleeper sleeper) except -1
     cpdef list clear(self)
     @cython.locals(at=Py_ssize_t, reader=FrameReader, sleeper=Sleeper, item=object)
     cpdef object take(self, object refill)
@@ -340,7 +340,7 @@ cdef class Single:
     cdef int64_t append_at_once(self, object value, object key, object type, object timestamp, object durable) except? -9
 
 
-cdef class FrameSurvey(Ring):
+cdef class FrameScanner(Ring):
     cdef bint may_erase
     cdef readonly uint64_t start
     cdef readonly uint64_t position

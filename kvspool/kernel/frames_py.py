@@ -1,7 +1,7 @@
 """The layout of frames and of the control block's words, and the checks of a frame's header.
 
 This source is compiled together with the other sources of the frame loops: `ring_py`, `reader_py`, `batch_py`, `end_py`, `writer_py`,
-`single_py` and `survey_py`. `setup.py` makes one module of them, `frames_c`, with the C types of `frames_c.pxd`, so that they call each
+`single_py` and `scanner_py`. `setup.py` makes one module of them, `frames_c`, with the C types of `frames_c.pxd`, so that they call each
 other directly. `frames` chooses one of the two twins. The loops treat the ring and the control block as memory. They take no decision
 visible to a reader or a writer, except the eviction of a reader (`end_py`): policies, gaps, waiting and files belong to `spool`.
 

@@ -263,7 +263,7 @@ class FrameReader(Ring):
         self.check_open()
         seen = native.load(self.control, RINGS)  # before the checks: a later wake-up ends the sleep, even before it begins
         if self.may_store:
-            self.ask_for_bell(SLEEPS)
+            self.request_wake_up(SLEEPS)
         if self.is_woken or self.edge_now() != end:
             self.is_woken = False
             return

@@ -137,7 +137,7 @@ class Ring(group.Progress):
         if position & 7 or position > MOST_POSITION:
             raise Corruption("the control block has an impossible end of the log: it is damaged")
 
-    def ask_for_bell(self, way: int) -> int:
+    def request_wake_up(self, way: int) -> int:
         """Ask the next writer to wake readers that watch by inotify (WATCHES) or sleep on `rings` (SLEEPS); return the tail after that.
 
         Each kind has its own byte, so that concurrent readers don't undo each other's request.
@@ -150,7 +150,7 @@ class Ring(group.Progress):
         native.fence()
         return native.load(self.control, TAIL)
 
-    def ring_bell(self) -> bool:
+    def wake_readers(self) -> bool:
         """After a store for which readers wait: wake sleepers, and return whether others watch by inotify. The memory must be writable."""
         self.check_writable()
         native.fence()

@@ -15,7 +15,7 @@ from kvspool.queue.contents import QueueStats
 from kvspool.queue.header import is_queue
 from kvspool.queue.queue import ChunkQueue
 from kvspool.queue.repair import QueueRepairReport, repair, verify
-from kvspool.queue.survey import QueueVerifyReport
+from kvspool.queue.scan import QueueVerifyReport
 
 create = ChunkQueue.create
 open = ChunkQueue.open

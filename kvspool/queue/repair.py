@@ -24,7 +24,7 @@ from kvspool.kernel import chunks_py as loops
 from kvspool.kernel.chunks import count
 from kvspool.queue import format, header
 from kvspool.queue.format import ChunkHead
-from kvspool.queue.survey import Found, QueueVerifyReport, Survey
+from kvspool.queue.scan import Found, QueueScan, QueueVerifyReport
 from kvspool.system import disk
 from kvspool.system.descriptor import Descriptor
 from kvspool.system.handles import Handle
@@ -48,7 +48,7 @@ def verify(path: str | os.PathLike[str], *, timeout: float = TIMEOUT) -> QueueVe
     """Check every file of the queue at `path`; others wait meanwhile. Raises LogNotFound, NotALog, LockTimeout, the system's OSError."""
     target = Path(os.path.abspath(path))
     with _opened(target, timeout, alone=False) as fd:
-        return Survey(target, fd).report()
+        return QueueScan(target, fd).report()
 
 
 def repair(path: str | os.PathLike[str], *, timeout: float = TIMEOUT) -> QueueRepairReport:
@@ -60,7 +60,7 @@ def repair(path: str | os.PathLike[str], *, timeout: float = TIMEOUT) -> QueueRe
     with _opened(target, timeout, alone=True) as fd:
         work = _Repair(target, fd)
         work.go()
-        return QueueRepairReport(str(target), work.done, work.set_aside, Survey(target, fd).report())
+        return QueueRepairReport(str(target), work.done, work.set_aside, QueueScan(target, fd).report())
 
 
 @contextmanager
@@ -97,18 +97,18 @@ class _Repair(Handle):
         self.set_aside: list[str] = []
 
     def go(self) -> None:
-        for found in Survey(self.path, self.fd).found.values():
+        for found in QueueScan(self.path, self.fd).found.values():
             if not found.is_chunk:
                 self._remove(found) if found.is_empty else self._put_aside(found)
             elif found.is_chunk and found.problem:
                 self._set_pointers(found)
-        survey = Survey(self.path, self.fd)
-        while survey.broken or survey.first < 0 or (not survey.chain and any(not found.is_empty for found in survey.leftovers)):
-            self._lead_on(survey)
-            survey = Survey(self.path, self.fd)
-        for found in survey.leftovers:
+        scan = QueueScan(self.path, self.fd)
+        while scan.broken or scan.first < 0 or (not scan.chain and any(not found.is_empty for found in scan.leftovers)):
+            self._lead_on(scan)
+            scan = QueueScan(self.path, self.fd)
+        for found in scan.leftovers:
             self._remove(found) if found.is_empty else self._put_aside(found)
-        self._flush(survey)
+        self._flush(scan)
 
     def _set_pointers(self, found: Found) -> None:
         """Set the pointers of a chunk according to its entries."""
@@ -135,23 +135,23 @@ class _Repair(Handle):
             at += loops.PREFIX + length
         return head + at
 
-    def _lead_on(self, survey: Survey) -> None:
+    def _lead_on(self, scan: QueueScan) -> None:
         """Fix the reference at which the chain breaks."""
-        leftovers = {found.id: found for found in survey.leftovers}
-        referred = {found.state.next_ref for found in survey.found.values()}
-        if not survey.chain:
+        leftovers = {found.id: found for found in scan.leftovers}
+        referred = {found.state.next_ref for found in scan.found.values()}
+        if not scan.chain:
             first = _beginning(leftovers, referred)
             system.port.write(self.fd, format.HEADER.pack(format.QueueHeader(first)), 0)
             self.done.append(
                 f"{self.path}: the header's reference was dangling; the first chunk is now {first}" if first else f"{self.path}: empty"
             )
             return
-        last = survey.chain[-1]
+        last = scan.chain[-1]
         following = format.following(last.id)
         next_ref = following if following in leftovers and following not in referred - {last.state.next_ref} else 0
         self._write(last, last.state._replace(next_ref=next_ref))
         self.done.append(
-            f"{last.path}: {survey.problems[-1]}; " + (f"its next chunk is now {next_ref}" if next_ref else "the chain now ends there")
+            f"{last.path}: {scan.problems[-1]}; " + (f"its next chunk is now {next_ref}" if next_ref else "the chain now ends there")
         )
 
     def _write(self, found: Found, state: ChunkHead) -> None:
@@ -173,8 +173,8 @@ class _Repair(Handle):
         self.set_aside.append(str(target))
         self.done.append(f"{found.path} is not part of the chain; it was renamed to {target.name}")
 
-    def _flush(self, survey: Survey) -> None:
-        for found in survey.chain:
+    def _flush(self, scan: QueueScan) -> None:
+        for found in scan.chain:
             with Descriptor(found.path, os.O_RDWR) as fd:
                 _rewrite(fd, found.size)
         _rewrite(self.fd, format.HEADER.size)

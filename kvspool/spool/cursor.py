@@ -251,7 +251,7 @@ class Cursor(cursor.Cursor):
 
     def ask(self) -> None:
         if self.files.can_ask:
-            self.reader.ask_for_bell(frames.WATCHES)
+            self.reader.request_wake_up(frames.WATCHES)
 
     @property
     def is_rung(self) -> bool:
@@ -287,7 +287,7 @@ class RingWaiter(Handle):
     def park(self, batch: Batch, seconds: float) -> None:
         if self._cursor.key_table is None:
             sleeper = RingSleeper(self._reader, self._cursor.files, self._polling(seconds))
-            batch.lie_down(sleeper, round(seconds * 1e9), BATCH, Record)
+            batch.park(sleeper, round(seconds * 1e9), BATCH, Record)
 
     def _polling(self, seconds: float) -> int:
         return round(min(self._spin, seconds) * 1e9)

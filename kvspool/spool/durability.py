@@ -90,7 +90,7 @@ class SpoolFlusher(Handle):
         at, raw = checkpoints.successor(self.files.front, self.files.header, state, synced, self._boot_id)
         self._flush_file(self.files.data_fd, raw, at)
         checkpoints.announce(self.files.control, state)
-        if self._words.ring_bell():  # a reader waits for synced records
+        if self._words.wake_readers():  # a reader waits for synced records
             self.files.wake()
 
     def _flush_file(self, fd: int, data: bytes = b"", at: int = 0) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from kvspool.kernel.frames import FrameReader, FrameSurvey
+    from kvspool.kernel.frames import FrameReader, FrameScanner
     from kvspool.spool import format
 
 
@@ -17,7 +17,7 @@ class Memory(Protocol):
     control: memoryview
     header: format.ControlHeader
 
-    def scanner(self) -> FrameSurvey: ...
+    def scanner(self) -> FrameScanner: ...
 
     def write_front(self, data: bytes, at: int) -> None: ...
 
@@ -35,7 +35,7 @@ class Memory(Protocol):
 
 
 class FrameRun(NamedTuple):
-    """A row of sound frames, or a pad (no frames); see `FrameSurvey`."""
+    """A row of sound frames, or a pad (no frames); see `FrameScanner`."""
 
     start: int
     end: int

@@ -46,7 +46,7 @@ from kvspool.system import logger
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from kvspool.kernel.frames import FrameSurvey
+    from kvspool.kernel.frames import FrameScanner
     from kvspool.spool.spool_files import SpoolFiles
 
 
@@ -107,7 +107,7 @@ def apply(memory: Memory, found: Findings) -> None:
     scanner.close()
 
 
-def _place_readers(memory: Memory, scanner: FrameSurvey, found: Findings) -> None:
+def _place_readers(memory: Memory, scanner: FrameScanner, found: Findings) -> None:
     """Update each durable reader's commit with the new position of its next record; its sequence stays."""
     all_slots = slots.Slots(memory.control, memory.header.log_id)
     for slot in all_slots.taken():
@@ -120,7 +120,7 @@ def _place_readers(memory: Memory, scanner: FrameSurvey, found: Findings) -> Non
     all_slots.announce()
 
 
-def _place_of(scanner: FrameSurvey, found: Findings, sequence: int) -> int:
+def _place_of(scanner: FrameScanner, found: Findings, sequence: int) -> int:
     """Return the position of a reader that expects this sequence: its frame, or else the position after the previous one."""
     place = found.state.head
     for run in found.kept:
@@ -228,7 +228,7 @@ class FilesMemory:
         self.control = files.control
         self.header = files.header
 
-    def scanner(self) -> FrameSurvey:
+    def scanner(self) -> FrameScanner:
         return self._files.scanner(self.ring)
 
     def write_front(self, data: bytes, at: int) -> None:

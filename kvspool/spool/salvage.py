@@ -19,7 +19,7 @@ import msgspec
 from kvspool import keyed, system
 from kvspool.errors import Corruption, LogNotFound, NotALog
 from kvspool.kernel import frames_py as frames
-from kvspool.kernel.frames import FrameReader, FrameSurvey
+from kvspool.kernel.frames import FrameReader, FrameScanner
 from kvspool.record import STRUCTURED, Codec
 from kvspool.spool import creation, format
 from kvspool.spool.appending import Prepared
@@ -244,7 +244,7 @@ def _ring(fd: int, size: int, log_id: bytes) -> Iterator[_Ring]:
     memory = memoryview(mapping)[format.DATA_START :]
     none = memoryview(bytes(format.control_bytes(size)))
     try:
-        yield _Ring(memory, seed, sorted(_runs(FrameSurvey(memory, none, seed), size)))
+        yield _Ring(memory, seed, sorted(_runs(FrameScanner(memory, none, seed), size)))
     finally:
         memory.release()
         mapping.close()
@@ -268,7 +268,7 @@ def _power_of_two(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
-def _runs(scanner: FrameSurvey, size: int) -> Iterator[_Run]:
+def _runs(scanner: FrameScanner, size: int) -> Iterator[_Run]:
     """Yield the runs of sound frames in the ring."""
     position = 0
     while scanner.next_run(position, size, 0, frames.NOTHING):

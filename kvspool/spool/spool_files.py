@@ -32,7 +32,7 @@ from kvspool.errors import (
     UnknownVersion,
 )
 from kvspool.kernel import frames_py as frames
-from kvspool.kernel.frames import FrameReader, FrameSurvey, FrameWriter
+from kvspool.kernel.frames import FrameReader, FrameScanner, FrameWriter
 from kvspool.kernel.lock import AppendLock
 from kvspool.options import DURABILITIES
 from kvspool.producers import TableLocation
@@ -279,9 +279,9 @@ class SpoolFiles(Handle):
         """Map the ring once more, for writing."""
         return memoryview(self._map(self.data_fd, format.DATA_START + self.header.capacity, writable=True))[format.DATA_START :]
 
-    def scanner(self, ring: memoryview) -> FrameSurvey:
+    def scanner(self, ring: memoryview) -> FrameScanner:
         """Return the scanner that finds every sound frame, and erases some if `ring` is writable."""
-        return FrameSurvey(ring, self.control, self.seed)
+        return FrameScanner(ring, self.control, self.seed)
 
     @property
     def append_lock(self) -> AppendLock:

@@ -155,7 +155,7 @@ class MergeSource:
         """
         if self.frames is None or not self.will_wake() or self.has_items() or self.frames.has_more():
             return True
-        self.frames.ask_for_bell(0)
+        self.frames.request_wake_up(0)
         return bool(self.frames.has_more())
 
 

@@ -60,7 +60,7 @@ def await_sleep(following: Any) -> None:
         time.sleep(0.001)
 
 
-class Dozing:
+class Waiting:
     """A follower in a thread, which has got two records, each after a sleep, and sleeps again."""
 
     def __init__(self, log: Journal, **options: Any) -> None:
@@ -103,39 +103,39 @@ def numbers(count: int) -> list[bytes]:
 
 def test_each_record_wakes_the_follower(patient: None, log: Journal, looks: list[int]) -> None:
     began = time.monotonic()
-    dozing = Dozing(log, limit=20)
+    waiting = Waiting(log, limit=20)
     for at in range(2, 20):
-        dozing.await_items(at)
+        waiting.await_items(at)
         log.append(b"%d" % at)
-    assert dozing.values() == numbers(20)
-    assert [item.sequence for item in dozing.got] == list(range(20))
+    assert waiting.values() == numbers(20)
+    assert [item.sequence for item in waiting.got] == list(range(20))
     if IS_ONE_STEP:  # one look at everything, and one more for each half second without a record
         assert len(looks) <= 1 + 2 * (time.monotonic() - began) / POLL
 
 
 def test_records_that_come_together_are_all_returned(patient: None, log: Journal) -> None:
-    dozing = Dozing(log, limit=5002)
+    waiting = Waiting(log, limit=5002)
     log.append_many([b"%d" % at for at in range(2, 5002)])
-    assert dozing.values() == numbers(5002)
+    assert waiting.values() == numbers(5002)
 
 
 def test_a_record_larger_than_what_is_read_at_once_is_returned(patient: None, log: Journal) -> None:
-    dozing = Dozing(log, limit=5)
+    waiting = Waiting(log, limit=5)
     large = os.urandom(100_000)
     log.append(large)
     log.append(b"3")
-    dozing.await_items(4)
+    waiting.await_items(4)
     log.append(b"4")
-    assert dozing.values() == [b"0", b"1", large, b"3", b"4"]
+    assert waiting.values() == [b"0", b"1", large, b"3", b"4"]
 
 
 def test_a_new_segment_wakes_the_follower(patient: None, rolling: Journal) -> None:
-    dozing = Dozing(rolling, limit=60)
+    waiting = Waiting(rolling, limit=60)
     for at in range(2, 60):
         if at % 5:
-            dozing.await_items(at)
+            waiting.await_items(at)
         rolling.append(b"%d" % at)
-    assert dozing.values() == numbers(60)
+    assert waiting.values() == numbers(60)
 
 
 def test_bytes_of_another_program_wake_the_follower(patient: None, tmp_path: Path) -> None:
@@ -146,54 +146,54 @@ def test_bytes_of_another_program_wake_the_follower(patient: None, tmp_path: Pat
         path = next(tmp_path.glob("log/**/*.jnl"))
         frames = next(tmp_path.glob("model/**/*.jnl")).read_bytes()
         size = len(frames) // 5
-        dozing = Dozing(log, limit=5)
+        waiting = Waiting(log, limit=5)
         with open(path, "ab", buffering=0) as file:
             for at in range(2 * size, 5 * size, 5):  # frames in pieces
                 file.write(frames[at : min(at + 5, 5 * size)])
-        assert dozing.values() == numbers(5)
+        assert waiting.values() == numbers(5)
 
 
 def test_a_record_that_is_damaged_is_reported(patient: None, tmp_path: Path) -> None:
     with kvspool.create(tmp_path / "log", format="kvj") as log:
         assert isinstance(log, Journal)
-        dozing = Dozing(log)
+        waiting = Waiting(log)
         with open(next(tmp_path.glob("log/**/*.kvj")), "ab", buffering=0) as file:
             file.write(b"\0" * 100)
-        dozing.thread.join(60)
-        assert [type(error) for error in dozing.raised] == [errors.Corruption]
-        assert dozing.values() == numbers(2)
+        waiting.thread.join(60)
+        assert [type(error) for error in waiting.raised] == [errors.Corruption]
+        assert waiting.values() == numbers(2)
 
 
 def test_a_segment_that_becomes_shorter_is_reported(log: Journal) -> None:
-    dozing = Dozing(log)
-    segment = dozing.following.cursor.segments.plain_path(0)
+    waiting = Waiting(log)
+    segment = waiting.following.cursor.segments.plain_path(0)
     os.truncate(segment, segment.stat().st_size - 1)
-    dozing.thread.join(60)
-    assert [type(error) for error in dozing.raised] == [errors.Truncated]
-    assert dozing.values() == numbers(2)
+    waiting.thread.join(60)
+    assert [type(error) for error in waiting.raised] == [errors.Truncated]
+    assert waiting.values() == numbers(2)
 
 
 @pytest.mark.parametrize("what", ["iteration", "journal"])
 def test_closing_ends_the_sleep(patient: None, log: Journal, what: str) -> None:
-    dozing = Dozing(log)
+    waiting = Waiting(log)
     if what == "iteration":
-        dozing.following.close()
+        waiting.following.close()
     else:
         log.close()
-    assert dozing.values() == numbers(2)
-    assert [type(error) for error in dozing.raised] == ([] if what == "iteration" else [errors.Closed])
+    assert waiting.values() == numbers(2)
+    assert [type(error) for error in waiting.raised] == ([] if what == "iteration" else [errors.Closed])
 
 
 def test_a_journal_that_is_deleted_ends_the_sleep(log: Journal) -> None:
-    dozing = Dozing(log)
+    waiting = Waiting(log)
     shutil.rmtree(log.path)
-    dozing.thread.join(60)
-    assert [type(error) for error in dozing.raised] == [errors.LogVanished]
+    waiting.thread.join(60)
+    assert [type(error) for error in waiting.raised] == [errors.LogVanished]
 
 
 def test_the_iteration_ends_quietly_after_the_timeout(log: Journal) -> None:
-    dozing = Dozing(log, timeout=0.6)
-    assert dozing.values() == numbers(2)
+    waiting = Waiting(log, timeout=0.6)
+    assert waiting.values() == numbers(2)
     assert log.append(b"goes on") == 2
 
 

@@ -263,7 +263,7 @@ class AppendForWaiting(Append):
         super().prepare()
         self.files = SpoolFiles(self.root / "log")
         for way in (frames.WATCHES, frames.SLEEPS):
-            self.files.reader(0, 0).ask_for_bell(way)
+            self.files.reader(0, 0).request_wake_up(way)
 
     def check(self, root: Path, said: int) -> None:
         super().check(root, said)

@@ -213,7 +213,7 @@ def test_files_may_not_grow(tmp_path: Path) -> None:
                     assert "nothing is left" in refused(errno.EFBIG, lambda: kvspool.create(tmp_path / "another", capacity=2 << 20))
                     assert os.listdir(tmp_path) == ["log"]
                     # Existing files don't grow; only the written byte that wakes inotify watchers may be refused.
-                    log._live().reader(0, 0).ask_for_bell(0)
+                    log._live().reader(0, 0).request_wake_up(0)
                     expected = log.stats().next_sequence
                     assert log.append(value_of(expected)) == expected
                     last = [value_of(expected + 1)]

@@ -237,7 +237,7 @@ def test_the_cursor_says_which_sequence_comes_next(log: Spool) -> None:
 def test_a_reader_asks_for_the_bell_and_looks_again_before_it_sleeps(log: Spool) -> None:
     looks: list[Any] = []
     with closing(log.follow(timeout=0)) as following:
-        ask = following.cursor.reader.ask_for_bell
+        ask = following.cursor.reader.request_wake_up
         append(log, 1)
         assert next(following).sequence == 0
         assert list(following) == []

@@ -641,11 +641,11 @@ def test_a_sync_wakes_its_waiters_although_an_append_has_cleared_the_wish_before
 
     reader = log._live().reader(0, 0)
     with system.replaced(Listening()):
-        reader.ask_for_bell(0)
+        reader.request_wake_up(0)
         log.append(b"x")
         assert wakes == [format.WAKE_AT]
         assert (word(log, frames.WANTED), word(log, format.SYNCED)) == (0, 0), "woken for nothing: it asks again"
-        reader.ask_for_bell(0)
+        reader.request_wake_up(0)
         log.sync()
         assert wakes == [format.WAKE_AT, format.CHECKPOINTS_AT[0], format.WAKE_AT]
         assert word(log, frames.WANTED) == 0

@@ -149,7 +149,7 @@ def test_a_wake_up_that_fails_is_not_the_appenders_business(log: Spool) -> None:
     assert log._files is not None
     with log.follow(timeout=0) as following:
         assert list(following) == []
-        log._files.reader(0, 0).ask_for_bell(0)
+        log._files.reader(0, 0).request_wake_up(0)
         with system.replaced(port):
             assert log.append(b"stored") == 0
         assert [record.value for record in following] == [b"stored"]

@@ -114,7 +114,7 @@ def test_a_sleeper_that_another_thread_closes_wakes_up_and_is_over(patient: None
     assert log.append(b"goes on") == 0
 
 
-def dozing(log: Spool, **how: Any) -> tuple[iteration.Following, threading.Thread, list[Any]]:
+def waiting(log: Spool, **how: Any) -> tuple[iteration.Following, threading.Thread, list[Any]]:
     """Follow in a thread that has got two records, and sleeps in the step in which it looked for the third."""
     following = log.follow(**how)
     thread, got = in_thread(following)
@@ -131,7 +131,7 @@ def test_records_that_come_one_after_the_other_need_no_look_at_anything_else(
     looks: list[int] = []
     next_batch = iteration.Following._next_batch
     monkeypatch.setattr(iteration.Following, "_next_batch", lambda self, most: looks.append(most) or next_batch(self, most))
-    following, thread, got = dozing(log, limit=20)
+    following, thread, got = waiting(log, limit=20)
     for at in range(2, 20):
         await_sleeper(log)
         log.append(b"%d" % at)
@@ -141,8 +141,8 @@ def test_records_that_come_one_after_the_other_need_no_look_at_anything_else(
     assert len(looks) == 1
 
 
-def test_who_dozes_is_over_when_another_thread_closes_it(patient: None, log: Spool) -> None:
-    following, thread, got = dozing(log)
+def test_a_waiting_follower_is_over_when_another_thread_closes_it(patient: None, log: Spool) -> None:
+    following, thread, got = waiting(log)
     following.close()
     thread.join()
     assert [record.sequence for record in got] == [0, 1]
@@ -162,7 +162,7 @@ class Telling(system.Port):
 
 
 def test_a_waiting_follower_learns_exactly_what_was_overwritten_meanwhile(patient: None, log: Spool) -> None:
-    following, thread, got = dozing(log, on_gap="yield", limit=4)
+    following, thread, got = waiting(log, on_gap="yield", limit=4)
     control = log._live().control
     with system.replaced(Telling()) as port:
         if TWIN != "compiled":  # a sleep that this port sees
@@ -181,7 +181,7 @@ def test_a_waiting_follower_learns_exactly_what_was_overwritten_meanwhile(patien
 
 
 def test_a_waiting_follower_continues_in_the_new_files_of_a_log_that_is_resized(log: Spool) -> None:
-    following, thread, got = dozing(log, limit=4)
+    following, thread, got = waiting(log, limit=4)
     kvspool.resize(log.path, 131072)
     log.append(b"2")
     log.append(b"3")
@@ -190,8 +190,8 @@ def test_a_waiting_follower_continues_in_the_new_files_of_a_log_that_is_resized(
     assert [(record.sequence, record.value) for record in got] == [(at, b"%d" % at) for at in range(4)]
 
 
-def test_who_dozes_ends_quietly_after_the_timeout(log: Spool) -> None:
-    following, thread, got = dozing(log, timeout=0.6)
+def test_a_waiting_follower_ends_quietly_after_the_timeout(log: Spool) -> None:
+    following, thread, got = waiting(log, timeout=0.6)
     thread.join()
     following.close()
     assert len(got) == 2
@@ -199,7 +199,7 @@ def test_who_dozes_ends_quietly_after_the_timeout(log: Spool) -> None:
 
 
 @pytest.mark.parametrize("what", ["deleted", "closed"])
-def test_who_dozes_learns_that_the_log_has_gone(tmp_path: Path, what: str) -> None:
+def test_a_waiting_follower_learns_that_the_log_has_gone(tmp_path: Path, what: str) -> None:
     log = kvspool.create(tmp_path / "gone", capacity=65536)
     following = log.follow()
     raised: list[type[errors.KvspoolError]] = []
@@ -253,7 +253,7 @@ def test_a_signal_ends_the_sleep_and_its_handlers_exception_comes_through(log: S
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_a_signal_handler_may_take_records_from_the_iterator_that_dozes(patient: None, log: Spool) -> None:
+def test_a_signal_handler_may_take_records_from_the_iterator_that_waits(patient: None, log: Spool) -> None:
     polled: list[bytes] = []
     taken: list[bytes] = []
 
@@ -293,7 +293,7 @@ def test_a_thread_that_wakes_watchers_leaves_sleepers_to_the_thread_that_publish
         return True
 
     log.append(b"so that it is open for writing")
-    log._live().reader(0, 0).ask_for_bell(frames.SLEEPS)
+    log._live().reader(0, 0).request_wake_up(frames.SLEEPS)
     rings = word(log, frames.RINGS)
     log._locked(work, 5)
     assert word(log, frames.RINGS) == rings + 1
@@ -441,7 +441,7 @@ def test_a_reader_that_looks_is_over_when_another_thread_closes_it(log: Spool) -
 def test_a_forked_child_sleeps_and_wakes_as_its_parent_does(patient: None, log: Spool) -> None:
     log.append(b"first")
     with closing(log.follow(limit=3)) as following:
-        assert next(following).value == b"first"  # it dozes from now on
+        assert next(following).value == b"first"  # it waits from now on
         child = start(lambda: [record.value for record in following], 60)
         await_sleeper(log)
         thread, got = in_thread(following)

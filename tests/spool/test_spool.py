@@ -478,7 +478,7 @@ def test_a_waiter_gets_the_lock_when_its_holder_is_killed(log: Spool, holder: An
     with system.replaced(Waiting()):
         thread = threading.Thread(target=lambda: got.append(log.append(b"at last")))
         thread.start()
-        while not (waiting.is_set() or lock[0] & WAITERS):  # interpreted, it dozes; compiled, it sleeps on the word
+        while not (waiting.is_set() or lock[0] & WAITERS):  # interpreted, it polls; compiled, it sleeps on the word
             time.sleep(0.001)
         os.kill(holder.pid, signal.SIGKILL)
         thread.join()

@@ -197,7 +197,7 @@ class Disk:
         return self.twin.FrameReader(self.ring, memoryview(bytes(len(self.control))), self.seed, 0, 0)
 
     def scanner(self) -> Any:
-        return self.twin.FrameSurvey(self.ring, self.control, self.seed)
+        return self.twin.FrameScanner(self.ring, self.control, self.seed)
 
     def writer(self, holder: bytes = bytes(48)) -> Any:
         return self.twin.FrameWriter(self.ring, self.control, self.seed, None, memoryview(holder), self.policy != 0, 0, front=self.front)

@@ -84,7 +84,7 @@ class Found:
         return (head == tail and (head >= loops.FIRST_ENTRY or (head, next_ref) == (0, 0))) if self.is_chunk else self.size == 0
 
 
-class Survey:
+class QueueScan:
     """The header and all chunk files of a queue. Take it under the lock of OPERATION."""
 
     def __init__(self, path: Path, fd: int) -> None:

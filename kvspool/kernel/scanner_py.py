@@ -10,7 +10,7 @@ from kvspool.kernel.frames_py import BAD, BLOCK, FRAME, HEADER, INDEX, INDEX_WOR
 from kvspool.kernel.ring_py import Ring
 
 
-class FrameSurvey(Ring):
+class FrameScanner(Ring):
     """Finds every sound frame in a ring in any state after a crash of the machine; erases leftovers, and fills the index.
 
     A *run* is a row of adjacent sound frames with consecutive sequences. `start`, `position` (its end), `first`, `last`, `newest` (the last
