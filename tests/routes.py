@@ -1,7 +1,7 @@
 """Which functions a call enters, as a program that prints them for the twin of its environment: `python tests/routes.py DIRECTORY`.
 
 Functions of the packages outside of the kernels are seen on both twins. Those of the kernels are seen on the interpreted one only; it marks
-them. Functions that stand behind the interpreted form of an inline C function (`machine`, `pointers`, `network`) don't count: the C form
+them. Functions that are the interpreted form of an inline C function (`machine`, `pointers`, `network`) don't count: the C form
 calls none.
 """
 

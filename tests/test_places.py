@@ -81,7 +81,7 @@ def killed(function: Callable[[], object]) -> bool:
     return False
 
 
-# What they do.
+# Deletions and renames.
 
 
 @pytest.mark.parametrize("kind", LOGS)
@@ -176,7 +176,7 @@ def test_a_spool_that_is_open_reads_on_under_its_new_name(tmp_path: Path) -> Non
         assert [record.value for record in log.read()] == [*before, b"more"]
 
 
-# What they refuse.
+# Refusals.
 
 
 def _directory(path: Path) -> None:
@@ -274,7 +274,7 @@ def test_segments_that_a_link_leads_to_are_refused_and_stay(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("kind", BARE)
 @pytest.mark.parametrize("name", ["precious", "ofs/x", "index/precious"])
-def test_other_files_beside_a_journal_are_refused_and_stay(tmp_path: Path, kind: str, name: str) -> None:
+def test_other_files_next_to_a_journal_are_refused_and_stay(tmp_path: Path, kind: str, name: str) -> None:
     make(kind, tmp_path / "log")
     file = tmp_path / ".log.kvspool" / name
     file.parent.mkdir(exist_ok=True)
@@ -305,7 +305,7 @@ def test_a_rename_replaces_nothing(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["spool", "kvj", "sej"])
-def test_names_may_be_as_long_as_the_system_allows(tmp_path: Path, kind: str) -> None:
+def test_names_may_have_the_greatest_length_of_the_system(tmp_path: Path, kind: str) -> None:
     path = tmp_path / ("x" * 255)
     make("kvj" if kind == "spool" else kind, path)
     kvspool.rename(path, tmp_path / ("y" * 255))
@@ -313,7 +313,7 @@ def test_names_may_be_as_long_as_the_system_allows(tmp_path: Path, kind: str) ->
     assert os.listdir(tmp_path) == []
 
 
-# Beside others.
+# Next to other processes.
 
 
 @pytest.mark.parametrize(("deed", "kind"), ACTS)
@@ -398,7 +398,7 @@ def test_of_many_deleters_and_creators_each_acknowledged_log_is_whole(tmp_path: 
 
 
 def states(tmp_path: Path, deed: str, kind: str, calls: tuple[str, ...], *, after: bool, check: Callable[[Path, Any], str]) -> set[str]:
-    """Kill a deed before or after each call, and return what `check` says of each state."""
+    """Kill a deed before or after each call, and return the results of `check` for each state."""
     found = set()
     for nth in range(1, 2000):
         folder = tmp_path / f"{deed}-{after}-{nth}"

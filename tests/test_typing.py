@@ -77,7 +77,7 @@ def look(log: Readable) -> None:
     for record in log.read("latest", limit=10, on_gap="skip", isolation="synced"):
         print(record.sequence, record.data)
     with log.follow(timeout=1, spin=0.001) as following:
-        print(next(following).key, following.lost)
+        print(next(following).key, following.missed)
     print(len(log), log.path.name, [len(value) for value in log.read_values()], [one.time for one in log.last(3)], log.closed)
 
 

@@ -20,11 +20,11 @@ COLUMNS = ("sequence", "timestamp", "type", "key", "value", "codec")
 
 
 class RemoteReading(Iterator[R], Handle, Generic[R]):
-    """Iterates over the records (`HubRecord`) of a shard, and over Gaps according to `on_gap`. `lost`: sequences in Gaps so far."""
+    """Iterates over the records (`HubRecord`) of a shard, and over Gaps according to `on_gap`. `missed`: sequences in Gaps so far."""
 
     def __init__(self, batches: Generator[pyarrow.RecordBatch | Gap], client: str, shard: int, on_gap: OnGap) -> None:
         check(None, on_gap)
-        self.lost = 0
+        self.missed = 0
         self._batches = batches
         self._on_gap = on_gap
         self._client = client
@@ -39,7 +39,7 @@ class RemoteReading(Iterator[R], Handle, Generic[R]):
                 columns[1] = columns[1].cast("int64")
                 self._rows = zip(*(column.to_pylist() for column in columns), strict=True)
                 continue
-            self.lost += item.count
+            self.missed += item.count
             if self._on_gap == "raise":
                 raise GapError(item)
             if self._on_gap == "yield":

@@ -28,7 +28,7 @@ TRIES = 100  # of removing a directory in which handles of the removed log leave
 MARKER = "kvspool.deleted"
 
 
-class Layout(NamedTuple):
+class LogFiles(NamedTuple):
     """The files of a log, without its core. folders: the pattern of file names in each directory of the home; "" is the home itself, MARKER
     the marker if it is a directory. magic: the first bytes of a marker that is a file.
     """
@@ -37,7 +37,7 @@ class Layout(NamedTuple):
     magic: bytes = b""
 
 
-def is_begun(home: Path, layout: Layout) -> bool:
+def is_begun(home: Path, layout: LogFiles) -> bool:
     """Return whether there is a marker, as far as this process may look."""
     marker = home / MARKER
     with suppress(OSError):
@@ -48,7 +48,7 @@ def is_begun(home: Path, layout: Layout) -> bool:
     return False
 
 
-def refuse_foreign(home: Path, layout: Layout, core: Path) -> None:
+def refuse_foreign(home: Path, layout: LogFiles, core: Path) -> None:
     """Raise OSError for anything in the log's directories that isn't the log's. core: the path that becomes the marker."""
     found = []
     for folder, pattern in layout.folders.items():
@@ -98,7 +98,7 @@ def is_at(path: Path, file: Descriptor) -> bool:
     return there is not None and (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
 
 
-def finish(home: Path, layout: Layout, timeout: float) -> bool:
+def finish(home: Path, layout: LogFiles, timeout: float) -> bool:
     """Finish a removal whose process was killed; False if there is none. Waits for one under way.
 
     Raises as `refuse_foreign` and `clear`, and LockTimeout.
@@ -111,7 +111,7 @@ def finish(home: Path, layout: Layout, timeout: float) -> bool:
         return True
 
 
-def clear(home: Path, layout: Layout) -> None:
+def clear(home: Path, layout: LogFiles) -> None:
     """Remove the files of a log that has a marker, then the marker and the home; their names are gone from the disk when it returns. The
     caller is inside `alone`.
 

@@ -26,7 +26,7 @@ from kvspool.system import disk
 INDEXES = re.compile(r"[0-9a-f]{16}\.idx(\.[0-9]+\.tmp)?")  # sparse indexes of segments
 READERS = r"[A-Za-z0-9_@][A-Za-z0-9_@.-]*\.(ofs|ofs\.tmp|lck)"  # positions and leases
 KEPT = r"kvspool\.json(\.tmp)?|kvspool\.repair\.tmp|[0-9a-fA-F]{8,20}(\.[a-z]+)?\.removed-[0-9]+(\.[0-9]+)?"  # settings, removed bytes
-LAYOUT = removal.Layout(  # of a deleted journal: its directory is in the hidden one then
+FILES = removal.LogFiles(  # of a deleted journal: its directory is in the hidden one then
     {
         "": re.compile(rf"writers-.+\.(lck|lck\.tail|first|rewinds)(\.tmp)?|index\.(lck|tmp)|{READERS}|{KEPT}"),
         "index": INDEXES,
@@ -72,8 +72,8 @@ def prepare(path: Path, *, is_new: bool = False) -> None:
         )
     status = system.port.look_up(real)
     directory = beside(path)
-    if is_new or removal.is_begun(directory, LAYOUT):
-        removal.finish(directory, LAYOUT, TIMEOUT)  # of an earlier journal at this path
+    if is_new or removal.is_begun(directory, FILES):
+        removal.finish(directory, FILES, TIMEOUT)  # of an earlier journal at this path
     disk.make_directory(directory, 0o700 if status is None else 0o700 | (status.st_mode & 0o055))
     there = system.port.look_up(directory)
     owners = (system.port.user_id(), 0 if status is None else status.st_uid)

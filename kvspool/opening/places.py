@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 from kvspool import system
 from kvspool.engine import locks, producer_table, removal
-from kvspool.engine.removal import Layout
+from kvspool.engine.removal import LogFiles
 from kvspool.errors import LogExists, LogNotFound, LogVanished, MismatchedFiles, NotALog, Unsupported
 from kvspool.journal import files as journals
 from kvspool.journal import sidecars
@@ -44,9 +44,9 @@ from kvspool.system import disk, holders
 from kvspool.system.descriptor import Descriptor
 
 _PRODUCERS = rf"{producer_table.NAME}(\.tmp)?"
-SPOOL = Layout({"": re.compile(rf"spool\.(dat|lck)|{_PRODUCERS}")}, format.CONTROL_MAGIC)
+SPOOL = LogFiles({"": re.compile(rf"spool\.(dat|lck)|{_PRODUCERS}")}, format.CONTROL_MAGIC)
 _SEGMENTS = re.compile(r"[0-9a-f]{16}\.(kvj(\.zst)?(\.tmp)?|jnl)")
-ARRANGED = Layout(  # of journals with a directory of segments
+ARRANGED = LogFiles(  # of journals with a directory of segments
     {
         "": re.compile(rf"(lock|jnl\.lck)(\.tail)?|{_PRODUCERS}|{sidecars.KEPT}"),
         "index": sidecars.INDEXES,
@@ -129,11 +129,11 @@ def is_left(place: Path) -> bool:
     return any(removal.is_begun(home, layout) for home, layout in _homes(place))
 
 
-def _homes(place: Path) -> tuple[tuple[Path, Layout], ...]:
+def _homes(place: Path) -> tuple[tuple[Path, LogFiles], ...]:
     """Return where a deletion of the log at a path may have left a marker."""
     if os.path.lexists(place):
         return (place, SPOOL), (place, ARRANGED)
-    return ((sidecars.beside(place), sidecars.LAYOUT),)
+    return ((sidecars.beside(place), sidecars.FILES),)
 
 
 def leftovers(path: Path) -> Iterator[Path]:
@@ -151,7 +151,7 @@ class _Log(NamedTuple):
     kind: str
     home: Path
     core: Path
-    layout: Layout
+    layout: LogFiles
     leave: Callable[[], None] = lambda: None
     stay: Callable[[], None] = lambda: None
 
@@ -296,7 +296,7 @@ def _log_of(path: Path, form: Format) -> _Log:
     if isinstance(form, Fflg):  # any eight digits may be a segment's name: only its first bytes tell
         found = [name for name in system.port.names(path) if form.base_of(name) is not None]
         names = "|".join(["index", *(name for name in found if fflg.MAGIC.startswith(disk.read(path / name, len(fflg.MAGIC))))])
-    layout = Layout({**sidecars.LAYOUT.folders, removal.MARKER: re.compile(names)})
+    layout = LogFiles({**sidecars.FILES.folders, removal.MARKER: re.compile(names)})
     return _Log(form.name, form.sidecar(path), path, layout)
 
 

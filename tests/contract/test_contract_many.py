@@ -112,7 +112,7 @@ def test_a_gap_says_which_records_of_a_shard_are_lost(shards: shard.ShardSet, ve
             reading = getattr(many, verb)(**({} if start is None else {"start": start}), on_gap="yield", **more)
             gaps = [item for item in reading if isinstance(item, Gap)]
             assert [(gap.first, gap.last) for gap in gaps] == [(0, first - 1)]
-            assert reading.lost == first
+            assert reading.missed == first
     with pytest.raises(GapError):
         shards.get(2, 0)
     assert len(shards.last(5)) == min(5, len(shards))
@@ -138,7 +138,7 @@ def test_an_event_loop_follows_many_logs_while_it_does_other_work(many: Any, sha
                 found.append(record.value)
                 if len(found) == 40:
                     break
-        assert following.lost == 0
+        assert following.missed == 0
         return found
 
     assert sorted(asyncio.run(run())) == expected(0, 40)

@@ -146,7 +146,7 @@ def test_a_gap_between_records_is_an_error_skipped_or_returned(remote: RemoteHub
         with pytest.raises(GapError):
             next(reading)
         assert next(reading).value == b"c"
-        assert reading.lost == 7
+        assert reading.missed == 7
     assert list(reading) == []
     assert [record.sequence for record in remote.read("EWR", 0, on_gap="skip")] == [0, 1, 9]
     assert [item.count for item in remote.read_values("EWR", 0, on_gap="yield") if isinstance(item, Gap)] == [7]
