@@ -77,7 +77,7 @@ class Log(Handle, ABC):
     true, like every handle.
     """
 
-    HELPERS = frozenset("append_prepared check_open cursor flush_for_commit open_to_write prepare read_log_id sequence_at".split())
+    HELPERS = frozenset("append_prepared check_open cursor end flush_for_commit open_to_write prepare read_log_id sequence_at".split())
     path: Path
     timeout: float
     durability: Durability

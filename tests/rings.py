@@ -15,14 +15,14 @@ from kvspool.engine.iteration import Iteration
 from kvspool.kernel import frames_py as frames
 from kvspool.record import Gap, Record
 from kvspool.spool import format, search
-from kvspool.spool.cursor import Cursor
+from kvspool.spool.cursor import RingCursor
 
 SEED = format.frame_seed(bytes(range(16)))
 HOLDER = bytes(range(1, 49))
 
 
 class Ring:
-    """The memory of one log, and readers and writers over it. It replaces a `SpoolFiles`: a Cursor accepts it."""
+    """The memory of one log, and readers and writers over it. It replaces a `SpoolFiles`: a RingCursor accepts it."""
 
     path = Path("ring")
     is_closed = False
@@ -77,9 +77,9 @@ class Ring:
     def mark(self) -> tuple[int, int, int]:
         return self.reader(0, 0).mark()
 
-    def cursor(self, place: tuple[int, int] | None = None) -> Cursor:
+    def cursor(self, place: tuple[int, int] | None = None) -> RingCursor:
         """Return a cursor that reads to what is there now."""
-        return Cursor(self, self.earliest() if place is None else place, self.mark()[:2], "overrun")  # type: ignore[arg-type]
+        return RingCursor(self, self.earliest() if place is None else place, self.mark()[:2], "overrun")  # type: ignore[arg-type]
 
     def read(self, place: tuple[int, int] | None = None) -> list[Record | Gap]:
         """Return the records and Gaps from `place` (default: the earliest) to the tail."""

@@ -52,7 +52,7 @@ class SegmentPlace(NamedTuple):
     there: int = -1
 
 
-class Cursor(cursor.Cursor):
+class SegmentCursor(cursor.Cursor):
     """Moves over a journal. `end`: the sequence at which a bounded read stops, None to continue indefinitely.
 
     limit: returns each time the first sequence that may not be read yet; None: all may be read.
@@ -393,7 +393,7 @@ class Cursor(cursor.Cursor):
 class FileWaiter(Handle):
     """Sleeps until the kernel reports a write to the current segment, or a new one; it polls for the first `spin` seconds."""
 
-    def __init__(self, cursor: Cursor, spin: float) -> None:
+    def __init__(self, cursor: SegmentCursor, spin: float) -> None:
         self._cursor = cursor
         self._spin = spin
         self._watcher: Watcher | None = None

@@ -20,7 +20,7 @@ from kvspool.errors import ChecksumMismatch, Corruption, KvspoolError, OutOfRang
 from kvspool.journal.appender import Appender
 from kvspool.journal.bounds import Bounds
 from kvspool.journal.control import NO_RUN, Page
-from kvspool.journal.cursor import Cursor, SegmentPlace
+from kvspool.journal.cursor import SegmentCursor, SegmentPlace
 from kvspool.journal.formats.fixed import Fixed, pruned, sidecar_bounds
 from kvspool.journal.journal import Journal
 from kvspool.journal.offsets import Lease
@@ -245,7 +245,7 @@ class FixedJournal(Journal):
     def generation(self) -> int:
         return self._bounds.entries()
 
-    def cursor_from(self, place: SegmentPlace, end: int | None, isolation: Isolation = "appended") -> Cursor:
+    def cursor_from(self, place: SegmentPlace, end: int | None, isolation: Isolation = "appended") -> SegmentCursor:
         self.check_open()
         limit = self._places.synced if check_isolation(isolation) == "synced" else None
         return FixedCursor(Segments(self.path, self.format), place, end, limit, self._bounds)
@@ -287,7 +287,7 @@ class Rewinds:
         return self._bounds.entries() % 2 == 1
 
 
-class FixedCursor(Cursor):
+class FixedCursor(SegmentCursor):
     """A cursor that detects rewinds, and the zeros before a fresh begin."""
 
     def __init__(self, segments: Segments, place: SegmentPlace, end: int | None, limit: Callable[[], int] | None, bounds: Bounds) -> None:

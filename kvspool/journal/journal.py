@@ -30,7 +30,7 @@ from kvspool.journal import batches, home, producing, settings, stats, trim
 from kvspool.journal.appender import Appender, ProducerStates, Torn
 from kvspool.journal.archive import ArchiveReport
 from kvspool.journal.control import Control, Page
-from kvspool.journal.cursor import Cursor, SegmentPlace
+from kvspool.journal.cursor import SegmentCursor, SegmentPlace
 from kvspool.journal.dropping import AppenderRetention
 from kvspool.journal.durability import JournalFlusher
 from kvspool.journal.format import Format, JournalBatch, JournalRows
@@ -292,7 +292,9 @@ class Journal(Log):
 
     # Reading.
 
-    def _cursor_at(self, start: Start, *, bounded: bool = False, end: int | None = None, isolation: Isolation = "appended") -> Cursor:
+    def _cursor_at(
+        self, start: Start, *, bounded: bool = False, end: int | None = None, isolation: Isolation = "appended"
+    ) -> SegmentCursor:
         if bounded and end is None:
             end = self.end_of_read(isolation)
         return self.cursor_from(self.place_seen(start, isolation), end, isolation)
@@ -305,12 +307,12 @@ class Journal(Log):
         """Return the place of a start; with the isolation "synced" the latest one is the end of the records on disk."""
         return self.place(self.extent(isolation)[1] if start == "latest" and check_isolation(isolation) == "synced" else start)
 
-    def cursor_from(self, place: SegmentPlace, end: int | None, isolation: Isolation = "appended") -> Cursor:
+    def cursor_from(self, place: SegmentPlace, end: int | None, isolation: Isolation = "appended") -> SegmentCursor:
         self.check_open()
         limit = self._places.synced if check_isolation(isolation) == "synced" else None
         if limit is None and end is None and self.format.reads_zeros and self._places.word_before_restart() is not None:
             limit = self._places.until_recovered
-        return Cursor(Segments(self.path, self.format, most_open=1), place, end, limit)  # it only goes forward
+        return SegmentCursor(Segments(self.path, self.format, most_open=1), place, end, limit)  # it only goes forward
 
     def cursor(
         self,
@@ -319,7 +321,7 @@ class Journal(Log):
         bounded: bool = False,
         end: int | None = None,
         isolation: Isolation = "appended",
-    ) -> Cursor:
+    ) -> SegmentCursor:
         found = self._cursor_at(start, bounded=bounded, end=end, isolation=isolation)
         self._places.release()  # of many logs even one descriptor each would be too many
         return found

@@ -15,7 +15,7 @@ from kvspool import system
 from kvspool.errors import Closed, Corruption, LogNotFound, OutOfRange
 from kvspool.journal import control
 from kvspool.journal.control import Page
-from kvspool.journal.cursor import Cursor, SegmentPlace
+from kvspool.journal.cursor import SegmentCursor, SegmentPlace
 from kvspool.journal.format import DAMAGED, JUMPED, LAST_SEQUENCE, LAST_TIME, WHOLE, Format
 from kvspool.journal.index import STRIDE, SegmentIndex
 from kvspool.journal.segment import Archived
@@ -274,7 +274,7 @@ class Places(Handle):
     def time_from(self, place: SegmentPlace) -> tuple[int, SegmentPlace] | None:
         """Return the timestamp of the first sound record from a place on, and the place after it; None if the segment has none."""
         with self._looking:
-            cursor = Cursor(self.segments, place, None)
+            cursor = SegmentCursor(self.segments, place, None)
             times: list[int] = []
             with suppress(Corruption):
                 while cursor.fetch(1, lambda sequence, time, *_: time, times) is not None:

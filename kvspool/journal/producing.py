@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from kvspool.engine.iteration import Iteration
 from kvspool.engine.producer_table import ProducerTable
-from kvspool.journal.cursor import Cursor
+from kvspool.journal.cursor import SegmentCursor
 from kvspool.journal.format import JournalBatch
 from kvspool.log import unsupported
 from kvspool.producers import BatchTransaction, ColumnPieces, ListedRows, Pieces, TableLocation
@@ -43,7 +43,7 @@ class ProducingJournal(Protocol):
 
     def append_in_transaction(self, rows: Any, transaction: BatchTransaction, timeout: float | None, durable: bool) -> None: ...
 
-    def cursor(self, start: int, *, bounded: bool = False, end: int | None = None) -> Cursor: ...
+    def cursor(self, start: int, *, bounded: bool = False, end: int | None = None) -> SegmentCursor: ...
 
     def ensure_log_id(self, timeout: float | None = None) -> bytes: ...
 

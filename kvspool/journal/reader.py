@@ -12,7 +12,7 @@ from kvspool.reader import Lag, Reader
 from kvspool.system import forks
 
 if TYPE_CHECKING:
-    from kvspool.journal.cursor import Cursor, SegmentPlace
+    from kvspool.journal.cursor import SegmentCursor, SegmentPlace
     from kvspool.journal.offsets import Lease, Offsets
 
 
@@ -39,7 +39,7 @@ class ReadableJournal(Protocol):
 
     def committed(self) -> None: ...
 
-    def cursor_from(self, place: SegmentPlace, end: int | None, isolation: Isolation = "appended") -> Cursor: ...
+    def cursor_from(self, place: SegmentPlace, end: int | None, isolation: Isolation = "appended") -> SegmentCursor: ...
 
     def end_of_read(self, isolation: Isolation) -> int: ...
 
@@ -74,7 +74,7 @@ class JournalReader(Reader):
     def committed(self) -> int:
         return self._sequence if self._committed is None else self._committed
 
-    def _cursor(self, end: int | None) -> Cursor:
+    def _cursor(self, end: int | None) -> SegmentCursor:
         self._check_open()
         place = self._journal.place(self._journal.clamped(self._sequence))
         return self._journal.cursor_from(place, end, self.isolation)

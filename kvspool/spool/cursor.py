@@ -42,7 +42,7 @@ BATCH = 256  # records copied at once; few, so that a limit or a slow consumer c
 RUN = 4096  # records that are then copied one by one until the next check whether the log was closed
 
 
-class Cursor(cursor.Cursor):
+class RingCursor(cursor.Cursor):
     """Moves a FrameReader over the log.
 
     `end` is the end of a bounded read: a position and its sequence; None to continue indefinitely. `count_gap` is called for each Gap. With
@@ -268,7 +268,7 @@ class Cursor(cursor.Cursor):
 class RingWaiter(Handle):
     """Sleeps on the word `rings` of a spool, or polls for the first `spin` seconds."""
 
-    def __init__(self, cursor: Cursor, spin: float) -> None:
+    def __init__(self, cursor: RingCursor, spin: float) -> None:
         self._cursor = cursor
         self._reader = cursor.reader
         self._spin = spin

@@ -10,7 +10,7 @@ from kvspool.engine.iteration import Iteration
 from kvspool.engine.producer_table import ProducerTable
 from kvspool.producers import BatchTransaction, ColumnPieces, ListedRows, Pieces, TableLocation
 from kvspool.record import Record
-from kvspool.spool.cursor import Cursor
+from kvspool.spool.cursor import RingCursor
 from kvspool.system.handles import Handle
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class ProducingSpool(Protocol):
 
     def change_producers(self, change: Callable[[TableLocation, int], int], timeout: float | None = None) -> int: ...
 
-    def cursor(self, start: int, *, bounded: bool = False, end: int | None = None) -> Cursor: ...
+    def cursor(self, start: int, *, bounded: bool = False, end: int | None = None) -> RingCursor: ...
 
     def sync(self, timeout: float | None = None) -> int: ...
 

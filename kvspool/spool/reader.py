@@ -25,7 +25,7 @@ from kvspool.kernel import machine
 from kvspool.options import Isolation, Start
 from kvspool.reader import Lag, Reader, ReaderStats
 from kvspool.spool import format, search, slots, views
-from kvspool.spool.cursor import Cursor, end_of
+from kvspool.spool.cursor import RingCursor, end_of
 from kvspool.system import forks
 from kvspool.system.descriptor import Descriptor
 from kvspool.system.handles import Handle
@@ -69,7 +69,7 @@ class SpoolReader(Reader):
 
     # Reading.
 
-    def _cursor(self, end: int | None) -> Cursor:
+    def _cursor(self, end: int | None) -> RingCursor:
         cursor = _Cursor(self._files(), self._place(), None, self)
         if end is not None:
             cursor.end = search.find(cursor.reader, end)
@@ -221,7 +221,7 @@ class SpoolReader(Reader):
         self._release()
 
 
-class _Cursor(Cursor):
+class _Cursor(RingCursor):
     """A cursor that knows whether the writers should have waited for it."""
 
     def __init__(self, files: SpoolFiles, place: Place, end: Place | None, owner: SpoolReader) -> None:

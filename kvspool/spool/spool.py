@@ -57,7 +57,7 @@ from kvspool.reader import ReaderStats
 from kvspool.record import Codec, check_codec, decode, encode, encode_key, listed
 from kvspool.spool import format, producing, recovery, search, views
 from kvspool.spool.appending import Appending, Kept, Outdated, Prepared, RingBatch, Row, RowBatch, check_fields, prepared, refuse_larger
-from kvspool.spool.cursor import Cursor, end_of, refuse_vanished
+from kvspool.spool.cursor import RingCursor, end_of, refuse_vanished
 from kvspool.spool.durability import SpoolFlusher
 from kvspool.spool.reader import SpoolReader, delete, listing, slowest
 from kvspool.spool.repair import RepairReport, repair
@@ -272,14 +272,14 @@ class Spool(Single, Log):
         bounded: bool = False,
         end: int | None = None,
         isolation: Isolation = "appended",
-    ) -> Cursor:
+    ) -> RingCursor:
         files = self._live()
         reader = files.reader(0, 0)
         place = end_of(reader, isolation) if start == "latest" else search.find(reader, start)
         stop = None
         if bounded:
             stop = end_of(reader, isolation) if end is None else search.find(reader, end)
-        return Cursor(files, place, stop, "overrun", isolation)
+        return RingCursor(files, place, stop, "overrun", isolation)
 
     _cursor_at = cursor
 

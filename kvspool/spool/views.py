@@ -27,12 +27,12 @@ from kvspool.system.descriptor import Descriptor
 from kvspool.system.handles import Handle
 
 if TYPE_CHECKING:
-    from kvspool.spool.cursor import Cursor
+    from kvspool.spool.cursor import RingCursor
     from kvspool.spool.spool_files import SpoolFiles
 
 
 @contextmanager
-def view(cursor: Cursor) -> Iterator[memoryview]:
+def view(cursor: RingCursor) -> Iterator[memoryview]:
     """Yield the next value, and move the cursor past it. Raises OutOfRange, GapError, PermissionError."""
     pin = _Pin()
     try:
@@ -56,7 +56,7 @@ class _Pin(Handle):
         self._process = system.port.process_id()
         forks.register(self)
 
-    def take(self, cursor: Cursor, end: int) -> list[memoryview]:
+    def take(self, cursor: RingCursor, end: int) -> list[memoryview]:
         """Return the value of the next frame before `end`, pinned; nothing if there is none, and the reader has the reason."""
         files, reader = cursor.files, cursor.reader
         position, sequence = reader.position, reader.sequence

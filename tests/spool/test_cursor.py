@@ -15,7 +15,7 @@ from kvspool import Gap, Record, Spool, errors
 from kvspool.engine.iteration import Iteration
 from kvspool.kernel import frames_py as frames
 from kvspool.spool import format
-from kvspool.spool.cursor import Cursor
+from kvspool.spool.cursor import RingCursor
 
 VALUE = 40  # bytes of a frame with an 8-byte value; 102 of them and 16 bytes fill the ring of 4096
 
@@ -25,7 +25,7 @@ def append(log: Spool, count: int) -> None:
     log.append_many([b"%08d" % (first + at) for at in range(count)])
 
 
-def overtaken(log: Spool, cursor: Cursor, *moves: int) -> Callable[[int], list[Record]]:
+def overtaken(log: Spool, cursor: RingCursor, *moves: int) -> Callable[[int], list[Record]]:
     """Return a `take` that lets a writer append so many records before each of its first copies."""
     left = iter(moves)
 
@@ -36,7 +36,7 @@ def overtaken(log: Spool, cursor: Cursor, *moves: int) -> Callable[[int], list[R
     return take
 
 
-def drain(cursor: Cursor, take: Callable[[int], list[Record]]) -> list[Record | Gap]:
+def drain(cursor: RingCursor, take: Callable[[int], list[Record]]) -> list[Record | Gap]:
     items: list[Record | Gap] = []
     while got := cursor.advance(take):
         items += [got] if isinstance(got, Gap) else got
