@@ -349,7 +349,7 @@ def test_the_command_resizes(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 def test_a_table_of_a_large_log_has_every_record_that_was_appended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pyarrow")
-    from kvspool import arrow
+    from kvspool.engine import batches
 
     with kvspool.create(tmp_path / "log", capacity="32MiB") as log:
         keys = [None if at % 3 == 0 else b"%d" % at for at in range(150_000)]
@@ -368,6 +368,6 @@ def test_a_table_of_a_large_log_has_every_record_that_was_appended(tmp_path: Pat
             def private_memory(self, size: int) -> mmap.mmap:
                 raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
-        monkeypatch.setattr(arrow, "_pools", [Pool(36 << 20, spare=1)])  # which has nothing to lend again
+        monkeypatch.setattr(batches, "_pools", [Pool(36 << 20, spare=1)])  # which has nothing to lend again
         with system.replaced(Full()):
             assert log.read_arrow().equals(table)

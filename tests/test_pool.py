@@ -102,12 +102,14 @@ def test_a_kernel_that_releases_no_pages_keeps_no_spare_memory() -> None:
 def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A log that is full, and small; but its batches count as large ones."""
     pytest.importorskip("pyarrow")
-    from kvspool import arrow
+    from kvspool.engine import batches
+    from kvspool.spool import gathering
 
-    monkeypatch.setattr(arrow, "LARGE", 1 << 14)
-    monkeypatch.setattr(arrow, "LARGE_BATCH", 200)
-    monkeypatch.setattr(arrow, "BATCH", 100)
-    monkeypatch.setattr(arrow, "_pools", [Pool(1 << 20, spare=8)])
+    monkeypatch.setattr(gathering, "LARGE", 1 << 14)
+    for module in (batches, gathering):
+        monkeypatch.setattr(module, "LARGE_BATCH", 200)
+        monkeypatch.setattr(module, "BATCH", 100)
+    monkeypatch.setattr(batches, "_pools", [Pool(1 << 20, spare=8)])
     with kvspool.create(tmp_path / "log", capacity="64KiB") as log:
         refill(log, b"a")
         yield log

@@ -44,7 +44,7 @@ from kvspool.kernel import frames, group_py, machine, twins
 from kvspool.keyed import Packer
 from kvspool.record import Codec, Gap
 from kvspool.spool import checkpoints, durability, epochs, findings, format, recovery, resize, search, slots
-from kvspool.spool.cursor import Cursor
+from kvspool.spool.cursor import RingCursor
 from kvspool.spool.keys import KeyTable
 from kvspool.spool.memory import FrameRun
 from kvspool.spool.reader import resume
@@ -213,7 +213,7 @@ class Disk:
         """Return the records and Gaps from a place on, by default from the oldest."""
         reader = self.reader(0, 0)
         start = search.find(reader, "earliest") if place is None else place
-        return list(Iteration(Cursor(self, start, reader.mark()[:2], "overrun")))  # type: ignore[arg-type]
+        return list(Iteration(RingCursor(self, start, reader.mark()[:2], "overrun")))  # type: ignore[arg-type]
 
     def kept(self) -> frozenset[int]:
         """Return the sequences of all records that can be read."""
