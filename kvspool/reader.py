@@ -124,8 +124,9 @@ class Reader(Handle, ABC):
     def commit(self) -> int:
         """Store the position after the last returned record, and return the next sequence.
 
-        The reader resumes there when it is next opened, even after a crash of this process. Raises Closed; in a journal also Poisoned and
-        the system's OSError. After an error the previous position stays stored.
+        The reader resumes there when it is next opened, even after a crash of this process. Raises Closed and, before anything is stored,
+        LogVanished and Poisoned of a journal. After LockTimeout, NameNotDurable, or the system's OSError the old or the new position is
+        stored: commit again.
         """
         self._check_open()
         self._store()

@@ -66,7 +66,7 @@ def place(path: Path) -> int | None:
 
 def bases(path: Path) -> list[int]:
     with kvspool.open(path, format="kvj") as log:
-        return log._bases()
+        return log.bases()
 
 
 def plain_segments(path: Path) -> list[str]:

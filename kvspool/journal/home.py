@@ -51,9 +51,13 @@ class Home:
         settings.store(self._sidecar, found, mode)
         self.id = found.id
 
+    def has_vanished(self) -> bool:
+        """Return whether the journal was deleted or replaced. Only under the append lock does the answer stay true."""
+        return not self._identity or _identity(self._segments) != self._identity or ("-" not in self._identity and self._has_another_id())
+
     def refuse_another(self) -> None:
-        """Raise LogVanished if the journal is no longer at its path. Only under the append lock does the answer stay true."""
-        if not self._identity or _identity(self._segments) != self._identity or ("-" not in self._identity and self._has_another_id()):
+        """Raise LogVanished if the journal was deleted or replaced; see `has_vanished`."""
+        if self.has_vanished():
             raise LogVanished(f"{self._path} was deleted or replaced while it was open; open it again if it exists")
 
     def _has_another_id(self) -> bool:

@@ -327,8 +327,8 @@ class Journal(Log):
         return found
 
     def has_vanished(self) -> bool:
-        """Return whether the journal was deleted."""
-        return system.port.look_up(self._segments.directory) is None
+        """Return whether the journal was deleted or replaced."""
+        return self._home.has_vanished()
 
     @property
     def closed(self) -> bool:

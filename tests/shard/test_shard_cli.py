@@ -129,7 +129,7 @@ def test_a_bad_line_ends_append_with_2_and_nothing_of_its_batch_is_there(root: P
     done = run("shard", "append", root, "--json-lines", "--batch", "2", given=b'{"n": 1}\n{"n": 2}\n{"n": 3}\nnonsense\n')
     assert done.returncode == 2
     assert b"appended 2 records to 2 of 4 shards" in done.stderr
-    assert b"line 4 is no JSON" in done.stderr
+    assert b"line 4 is not JSON" in done.stderr
     done = run("shard", "append", root, "--json-lines", given=b'1\n"%s"\n' % (b"x" * 20_000))
     assert done.returncode == 2
     with shard.open(root) as shards:
