@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from kvspool.errors import GapError, KvspoolError, Unsupported
     from kvspool.log import Log
     from kvspool.opening.logs import create, open, repair, resize, verify
-    from kvspool.opening.places import delete, rename
     from kvspool.reader import Lag, Reader, ReaderStats
     from kvspool.record import Codec, Gap, Record
     from kvspool.spool import (
@@ -66,12 +65,10 @@ __all__ = [
     "__version__",
     "copy",
     "create",
-    "delete",
     "export",
     "import_",
     "import_v1",
     "open",
-    "rename",
     "repair",
     "resize",
     "salvage",
@@ -85,7 +82,6 @@ _PLACES = {
     "kvspool.transfer.exchange": "export import_ import_v1",
     "kvspool.log": "Log",
     "kvspool.opening.logs": "create open repair resize verify",
-    "kvspool.opening.places": "delete rename",
     "kvspool.reader": "Lag Reader ReaderStats",
     "kvspool.record": "Codec Gap Record",
     "kvspool.spool": "Damage RecoveryReport RepairReport SalvageReport Spool SpoolStats VerifyReport salvage",

@@ -25,7 +25,6 @@ from kvspool.errors import Corruption, KvspoolError, LogNotFound, MismatchedFile
 from kvspool.journal import Journal
 from kvspool.journal import files as journals
 from kvspool.kernel import frames
-from kvspool.opening import places
 from kvspool.record import Gap
 from kvspool.system import filesystems
 from kvspool.system.descriptor import Descriptor
@@ -237,9 +236,6 @@ def _unfinished(path: Path) -> Iterator[Check]:
             again = "kvspool create" if one.suffix == making.NEW else "kvspool resize"
             found = f"{one.path}: left by a {again} that was killed, or is still running"
             yield Check("leftovers", "warn", found, f"the next `{again} {one.path.with_name(one.name)}` removes it")
-    for log in places.leftovers(path):
-        found = f"{log}: files of a deleted log, left by a kvspool delete that was killed, or is still running"
-        yield Check("leftovers", "warn", found, f"`kvspool delete {log}` removes them")
 
 
 def _locks(file: Path) -> Check:

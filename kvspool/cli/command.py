@@ -20,7 +20,6 @@ from kvspool.cli import (
     archive,
     copy,
     create,
-    delete,
     doctor,
     export,
     import_,
@@ -29,7 +28,6 @@ from kvspool.cli import (
     producers,
     read,
     readers,
-    rename,
     repair,
     resize,
     salvage,
@@ -43,7 +41,7 @@ from kvspool.errors import KvspoolError
 
 COMMANDS = (
     *(create, append, sync, read, tail, export, import_, copy, readers, producers, trim),
-    *(resize, rename, delete, stats, verify, repair, salvage, archive, doctor),
+    *(resize, stats, verify, repair, salvage, archive, doctor),
 )
 
 DESCRIPTION = """\

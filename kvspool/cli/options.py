@@ -70,13 +70,6 @@ def add_output(parser: argparse.ArgumentParser) -> None:
     forms.add_argument("--values", action="store_true", help="only the stored bytes of the values, one value a line")
 
 
-def add_in_use(parser: argparse._ActionsContainer) -> None:
-    """Add the option --timeout of a command that needs exclusive use of a log."""
-    parser.add_argument(
-        "--timeout", type=seconds, default=0.0, metavar="S", help="seconds to wait until the log is not in use (default: %(default)s)"
-    )
-
-
 def add_isolation(parser: argparse.ArgumentParser) -> None:
     """Add the option --synced."""
     parser.add_argument("--synced", action="store_true", help="only records on disk, which a crash of the machine can't remove")

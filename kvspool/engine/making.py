@@ -28,13 +28,16 @@ from kvspool.system.descriptor import Descriptor
 from kvspool.system.handles import Handle
 
 NEW, RESIZE = ".new", ".resize"
+_SIDECAR = re.compile(r"\..+\.kvspool", re.DOTALL)  # of a journal whose format has no room for it
 _NAME = re.compile(r"\.(?P<name>.+)\.(?P<id>[0-9a-f]{32})(?P<suffix>\.new|\.resize)", re.DOTALL)
 
 
 def check_target(path: Path, mode: int, *, allow_unsafe_fs: bool) -> None:
-    """Raise ValueError for an impossible mode, FileNotFoundError or UnsafeFilesystem if nothing can be created at a path."""
+    """Raise ValueError for an impossible mode or name, FileNotFoundError or UnsafeFilesystem if nothing can be created at a path."""
     if not 0o600 <= mode <= 0o666 or mode & 0o111:
         raise ValueError(f"mode is 0o600 with rights for others added, not {mode:#o}")
+    if _NAME.fullmatch(path.name) or _SIDECAR.fullmatch(path.name):
+        raise ValueError(f"{path} has a name that kvspool uses for files next to another log; choose another name")
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{path.parent} is not a directory; create it first")
     if not allow_unsafe_fs:

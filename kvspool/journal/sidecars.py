@@ -18,22 +18,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from kvspool import system
-from kvspool.engine import removal
 from kvspool.errors import UnsafeFilesystem
-from kvspool.options import TIMEOUT
 from kvspool.system import disk
 
-INDEXES = re.compile(r"[0-9a-f]{16}\.idx(\.[0-9]+\.tmp)?")  # sparse indexes of segments
-READERS = r"[A-Za-z0-9_@][A-Za-z0-9_@.-]*\.(ofs|ofs\.tmp|lck)"  # positions and leases
-KEPT = r"kvspool\.json(\.tmp)?|kvspool\.repair\.tmp|[0-9a-fA-F]{8,20}(\.[a-z]+)?\.removed-[0-9]+(\.[0-9]+)?"  # settings, removed bytes
-FILES = removal.LogFiles(  # of a deleted journal: its directory is in the hidden one then
-    {
-        "": re.compile(rf"writers-.+\.(lck|lck\.tail|first|rewinds)(\.tmp)?|index\.(lck|tmp)|{READERS}|{KEPT}"),
-        "index": INDEXES,
-        removal.MARKER: re.compile(r"[0-9a-fA-F]{8,20}|index"),
-    },
-)
-_HIDDEN = re.compile(r"\.(.+)\.kvspool", re.DOTALL)
 _LOCK = re.compile(r"writers-.*\.lck")
 
 
@@ -41,12 +28,6 @@ def beside(path: Path) -> Path:
     """Return the hidden directory of the journal at a path."""
     real = Path(os.path.realpath(path))
     return real.with_name(f".{real.name}.kvspool")
-
-
-def journal_beside(name: str) -> str | None:
-    """Return the name of the journal whose hidden directory has a name; None if that is not the name of one."""
-    found = _HIDDEN.fullmatch(name)
-    return None if found is None else found[1]
 
 
 def lock_file(path: Path) -> Path:
@@ -72,8 +53,6 @@ def prepare(path: Path, *, is_new: bool = False) -> None:
         )
     status = system.port.look_up(real)
     directory = beside(path)
-    if is_new or removal.is_begun(directory, FILES):
-        removal.finish(directory, FILES, TIMEOUT)  # of an earlier journal at this path
     disk.make_directory(directory, 0o700 if status is None else 0o700 | (status.st_mode & 0o055))
     there = system.port.look_up(directory)
     owners = (system.port.user_id(), 0 if status is None else status.st_uid)

@@ -1,1 +1,1 @@
-"""Create, open, delete and rename logs: what was asked for, and what is there."""
+"""Create and open logs: what was asked for, and what is there."""

@@ -203,11 +203,6 @@ def create(
         try:
             return make()
         except LogExists:
-            import_whole("kvspool.opening.places")
-            from kvspool.opening import places
-
-            if places.finish_leftover(target, timeout):
-                continue
             if not exist_ok:
                 raise
         try:
@@ -416,12 +411,10 @@ def open(
         return journals.open(target, found, timeout=timeout, durability=durability, sync_interval=sync_interval)
     if target.is_dir() and any(_SHARD_NAME.fullmatch(name) for name in system.port.names(target)):
         raise NotALog(f"{target} holds shards: open one shard set in it with shard.open, or all of them with hub.open")
-    import_whole("kvspool.opening.places")
-    from kvspool.opening import places, v1
+    import_whole("kvspool.opening.v1")
+    from kvspool.opening import v1
 
     v1.refuse_ring(target)
-    if places.is_left(target):
-        raise LogNotFound(f"{target} is being deleted; if the process that did so was killed, kvspool delete finishes it")
     if format is not None:
         raise NotALog(f"{target} is not a log of the format {format}")
     raise NotALog(f"{target} is neither a log nor a directory of logs")

@@ -32,7 +32,7 @@ import msgspec
 
 from kvspool import system
 from kvspool.engine import locks
-from kvspool.errors import Corruption, NameNotDurable, Poisoned, SpoolFull
+from kvspool.errors import Corruption, LogVanished, NameNotDurable, Poisoned, SpoolFull
 from kvspool.kernel import frames_py as frames
 from kvspool.kernel import machine
 from kvspool.options import DURABILITIES
@@ -74,12 +74,14 @@ def resize(live: Callable[[], SpoolFiles], capacity: int, timeout: float, progre
     with administering(live, timeout) as admin, admin.files.held_open():
         old = admin.files
         path = Path(os.path.realpath(old.path))
+        if not old.is_in_place():  # it was moved or removed before we got the lock, and another log may be at its path
+            raise LogVanished(f"{old.path} was deleted, moved or replaced while it was open; open it again if it exists")
         if not (old.can_write and old.can_ask):
             raise old.refusal("resize")
         if old.reader(0, 0).word(frames.SYNC_ERROR):
             raise Poisoned(f"{path}: an earlier flush to disk failed; copy it to a working disk")
         _refuse_others_files(path)
-        remove_leftovers(path)
+        _remove_leftovers(path)
         log_id = system.port.random(16)
         building = path.with_name(f".{path.name}.{log_id.hex()}{_SUFFIX}")
         try:
@@ -105,7 +107,7 @@ def _refuse_others_files(path: Path) -> None:
         raise OSError(errno.ENOTEMPTY, words, os.fspath(path))
 
 
-def remove_leftovers(path: Path) -> None:
+def _remove_leftovers(path: Path) -> None:
     """Under the admin lock: remove the leftovers of a resize that was killed, or whose last flush failed."""
     left = [name for name in system.port.names(path.parent) if _is_leftover(name, path)]
     if left:

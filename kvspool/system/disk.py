@@ -81,26 +81,6 @@ def put_in_place(
         raise
 
 
-def move(source: Path, target: Path, done: str) -> None:
-    """Rename a file or directory and replace nothing, both directories on disk when this returns. If a flush fails, the old name is
-    restored.
-
-    done: see `flush_directory`. Raises FileExistsError if there is anything at `target`, or the system's OSError; NameNotDurable if the old
-    name couldn't be restored.
-    """
-    system.port.rename_new(source, target)
-    try:
-        for directory in dict.fromkeys((target.parent, source.parent)):
-            flush_directory(directory)
-    except BaseException as error:
-        try:
-            system.port.rename_new(target, source)
-        except OSError:
-            if isinstance(error, OSError):
-                raise NameNotDurable(done, os.fspath(target.parent), error) from error
-        raise
-
-
 @contextmanager
 def step() -> Iterator[None]:
     """Raise the plain OSError instead of NameNotDurable: the `with` block is a step of an operation that fails as a whole."""

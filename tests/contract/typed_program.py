@@ -73,22 +73,18 @@ def consume(log: Log) -> int:
 
 
 def main(path: Path) -> int:
-    """Use the log at a path, rename it if its kind allows that, and delete it."""
+    """Use the log at a path, resize it if its kind allows that, and copy it."""
     with kvspool.open(path) as log:
         print(fill(log))
         look(log)
         asyncio.run(follow(log))
         consumed = consume(log)
         print(log.sync(), log.repair())
-    target = path.with_name("copy")
-    print(kvspool.copy(path, target, format="kvj", lossy=True).records)
-    try:
-        kvspool.rename(path, path.with_name("renamed"))
-        path = path.with_name("renamed")
-    except Unsupported as error:
-        print(error.instead)
-    for place in (path, target):
-        kvspool.delete(place, timeout=1)
+        try:
+            print(log.resize("1MiB").capacity)
+        except Unsupported as error:
+            print(error.instead)
+    print(kvspool.copy(path, path.with_name("copy"), format="kvj", lossy=True).records)
     return consumed
 
 

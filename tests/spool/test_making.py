@@ -155,3 +155,11 @@ def test_doctor_names_what_dead_creators_and_resizes_left(tmp_path: Path, capsys
         assert f".log.{id}" not in capsys.readouterr().out
     finally:
         os.close(fd)
+
+
+@pytest.mark.parametrize("name", [f".log.{'0123' * 8}.new", f".log.{'0123' * 8}.resize", ".log.kvspool"])
+@pytest.mark.parametrize("kind", ["spool", "kvj", "fflg"])
+def test_no_log_gets_a_name_of_files_next_to_another_log(tmp_path: Path, name: str, kind: Any) -> None:
+    with pytest.raises(ValueError, match="choose another name"):
+        kvspool.create(tmp_path / name, format=kind)
+    assert list(tmp_path.iterdir()) == []

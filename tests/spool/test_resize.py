@@ -504,3 +504,29 @@ def test_a_resize_of_a_handle_that_is_closed_meanwhile_leaves_nothing(log: Spool
     assert [path.name for path in log.path.parent.iterdir()] == [log.path.name]
     with kvspool.open(log.path, format="spool") as again:
         assert [record.sequence for record in again] == there
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_resize_of_a_log_that_was_moved_away_changes_no_file(tmp_path: Path, is_replaced: bool) -> None:
+    path, moved = tmp_path / "log", tmp_path / "moved"
+    with kvspool.create(path, capacity=8192) as log:
+        log.append(b"old")
+
+        class Late(system.Port):  # the log is moved away before the resize has the lock, after it found the files
+            is_moved = False
+
+            def try_lock(self, fd: int, at: int) -> bool:
+                if not self.is_moved:
+                    self.is_moved = True
+                    path.rename(moved)
+                    if is_replaced:
+                        kvspool.create(path, capacity=8192).append(b"new")
+                return super().try_lock(fd, at)
+
+        with system.replaced(Late()), pytest.raises(LogVanished, match="deleted, moved or replaced"):
+            log.resize("64KiB")
+    assert [record.value for record in kvspool.open(moved)] == [b"old"]
+    if is_replaced:
+        with kvspool.open(path) as other:
+            assert (other.capacity, [record.value for record in other]) == (8192, [b"new"])
+    assert sorted(os.listdir(tmp_path)) == (["log", "moved"] if is_replaced else ["moved"])
