@@ -245,8 +245,8 @@ class Reader(Handle, ABC):
         """Move to a cursor that has returned everything before it. It may be beyond the end of its read, after a Gap."""
         reached = cursor.sequence if end is None else min(cursor.sequence, end)
         if reached >= self._sequence:
-            self._sequence = reached
             self._note(cursor)
+            self._sequence = reached
 
 
 class ReaderIteration(Iteration):
@@ -278,8 +278,11 @@ class ReaderIteration(Iteration):
             return item
         except (GapError, StopIteration):
             # After a Gap that was raised or skipped. But a seek since the last item counts; and once closed, it may have dropped records.
-            if owner._turn is self._token and not self._is_closed and not self.has_items:
-                owner._pass_by(self.cursor, self._end)
+            if owner._turn is self._token:
+                owner._turn = None  # until the position has moved: if this is interrupted, the Gap counts as not reported
+                if not self._is_closed and not self.has_items:
+                    owner._pass_by(self.cursor, self._end)
+                owner._turn = self._token
             raise
         except Truncated:
             owner._turn = None

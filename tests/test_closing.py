@@ -339,6 +339,34 @@ def test_closing_an_iterator_of_a_durable_reader_passes_over_no_record(tmp_path:
         assert [record.sequence for record in reader.read()] == [2, 3, 4]
 
 
+def test_closing_an_iteration_in_another_thread_while_it_copies_a_record_ends_it_quietly(tmp_path: Path) -> None:
+    interval = sys.getswitchinterval()
+    raised: list[BaseException] = []
+    try:
+        with kvspool.create(tmp_path / "log", capacity="1MiB") as log:
+            log.append_many([b"x" * 20] * 3000)
+            sys.setswitchinterval(1e-6)
+            for _ in range(20):
+                reading, has_begun = log.read(), threading.Event()
+
+                def read(reading: Any = reading, has_begun: threading.Event = has_begun) -> None:
+                    try:
+                        for record in reading:
+                            if record.sequence == 300:
+                                has_begun.set()
+                    except BaseException as error:
+                        raised.append(error)
+
+                thread = threading.Thread(target=read)
+                thread.start()
+                assert has_begun.wait(60)
+                reading.close()
+                thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert raised == []
+
+
 def test_an_iteration_that_is_added_while_the_handle_is_closed_ends_too(tmp_path: Path) -> None:
     with kvspool.create(tmp_path / "log") as log:
         iterations = Iterations()

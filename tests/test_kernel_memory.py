@@ -151,7 +151,7 @@ def test_columns_without_room_for_the_limit_are_refused(twin: ModuleType, make_r
     assert gather(16) == 16
     short = {"sequences": 15, "timestamps": 15, "types": 15, "key_offsets": 16, "key_bits": 1, "value_offsets": 16, "codecs": 15}
     for name, size in short.items():
-        with pytest.raises(ValueError, match="too small for 16 records"):
+        with pytest.raises(ValueError, match="too short for 16 records"):
             gather(16, **{name: size})
 
 

@@ -365,16 +365,18 @@ class FixedReader(JournalReader):
         self._catch_up()  # a concurrent rewind may have missed the commit that we just stored
 
     def _catch_up(self) -> None:
-        """Raise Truncated, once, if less is left than was read; move to the end, durably."""
+        """Raise Truncated, once, if less is left than was read; move to the end, durably if the stored position was after it."""
         size = self._rewinds.news()
         if size is None:
             return
         self._rewinds.noted()
-        if self._committed is not None and self._committed > size:
+        is_stored_later = self._committed is not None and self._committed > size
+        if is_stored_later:
             self._committed = size  # the rewind has moved the stored place
         was = self._sequence
         if size >= was:
             return
         self._sequence, self._turn = size, None
-        super()._store()
+        if is_stored_later:
+            super()._store()
         raise Truncated(f"{self._path} was rewound to {size} items; the reader {self.name!r} had read {was}, and continues from there")

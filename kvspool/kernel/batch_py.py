@@ -157,15 +157,21 @@ class Batch:
         if reader.closed or self.most == 0:
             return NO_ITEM
         self.most -= 1
-        end = self.end if self.end != NOTHING else reader.edge_now()
         if native.is_one_step():
+            end = self.end if self.end != NOTHING else reader.edge_now()
             return reader.step(end, self.make)
         position, sequence = reader.position, reader.sequence
+        self.waiting += 1  # as in `wait`: a thread that closes the log meanwhile leaves its files to this one
         try:
+            if reader.closed:
+                return NO_ITEM
+            end = self.end if self.end != NOTHING else reader.edge_now()
             return reader.step(end, self.make)
         except BaseException:  # of a signal handler, perhaps after the reader has moved on
             reader.position, reader.sequence = position, sequence
             raise
+        finally:
+            self.waiting -= 1
 
 
 class Items:

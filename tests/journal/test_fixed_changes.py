@@ -239,6 +239,21 @@ def test_a_follower_that_has_read_what_is_taken_back_gets_truncated(tmp_path: Pa
             follower.poll()
 
 
+@pytest.mark.parametrize("use", [lambda reader: reader.lag(), lambda reader: next(reader.read())], ids=["lag", "read"])
+def test_a_rewind_after_the_stored_position_commits_nothing(tmp_path: Path, use: Any) -> None:
+    with made(tmp_path / "log", 50, 10) as log:
+        with log.reader("r") as reader:
+            assert len(list(reader.read(limit=10))) == 10
+            reader.commit()
+            assert len(list(reader.read(limit=35))) == 35
+            opened(tmp_path / "log").rewind(43)
+            with pytest.raises(errors.Truncated, match="rewound to 43 items"):
+                use(reader)
+            assert reader.sequence == 43
+        with log.reader("r") as reader:
+            assert reader.sequence == 10
+
+
 def test_leftovers_of_a_killed_rewind_are_not_returned(tmp_path: Path) -> None:
     """Up to its new end one may read; the next writer finishes it."""
     with made(tmp_path / "log", 10, 3) as log, log.follow(timeout=0.05) as follower, log.follow(timeout=0.05) as beyond:
