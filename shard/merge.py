@@ -78,22 +78,7 @@ class Values(Iterator[R], Handle, Generic[R]):
 
 
 class MergeWatcher(Watcher):
-    """The watcher of a following merge: it may poll before it sleeps, or sleep in a task of an event loop."""
-
-    def __init__(self, spin: float) -> None:
-        """spin: seconds to poll before sleeping: that uses a core, and saves the wake-up."""
-        super().__init__()
-        self._spin = spin
-
-    def wait(self, timeout: float) -> set[Any] | None:
-        spin = 0.0 if self.is_blind else min(self._spin, timeout)
-        if spin > 0:
-            until = system.port.monotonic() + spin
-            while system.port.monotonic() < until:
-                keys = super().wait(0.0)
-                if keys or keys is None:
-                    return keys
-        return super().wait(timeout - spin)
+    """The watcher of a following merge, which can also sleep in a task of an event loop."""
 
     async def sleep(self, timeout: float) -> None:
         """Sleep in a task until there are events to `wait` for, or another thread closes the watcher; at most `timeout` seconds."""
@@ -112,6 +97,24 @@ class MergeWatcher(Watcher):
             finally:
                 loop.remove_reader(notifier.fileno())
                 alarm.cancel()
+
+
+class SpinningWatcher(MergeWatcher):
+    """A watcher that polls before it sleeps. Only for callers that want it: a wait in Python takes 7 us more than a compiled one."""
+
+    def __init__(self, spin: float) -> None:
+        """spin: seconds to poll before sleeping: that uses a core, and saves the wake-up."""
+        super().__init__()
+        self._spin = spin
+
+    def wait(self, timeout: float) -> set[Any] | None:
+        spin = 0.0 if self.is_blind else min(self._spin, timeout)
+        until = system.port.monotonic() + spin
+        while system.port.monotonic() < until:
+            keys = super().wait(0.0)
+            if keys or keys is None:
+                return keys
+        return super().wait(timeout - spin)
 
 
 def _wake(sleeper: asyncio.Future[None]) -> None:
@@ -138,7 +141,7 @@ class FollowingMerge(FollowingLoops, Merge[R], Generic[R]):
 
     def arm(self) -> MergeWatcher:
         """Return a watcher, with the watches other than those of logs."""
-        return MergeWatcher(self._spin)
+        return SpinningWatcher(self._spin) if self._spin else MergeWatcher()
 
     def take_events(self) -> MergeWatcher | None:
         """Take the wake-ups that have arrived, without waiting. Return the watcher to sleep on; None if there were some.
