@@ -21,6 +21,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import deque
@@ -41,6 +42,8 @@ JAVA = 17
 JAVA_PACKAGE = "openjdk-17-jre-headless"
 JRE_MACHINE = "x86_64"  # the only machine for which the extra jre has a Java
 PROOF_TOOLS = {"spin": "spin", "chromium": "chromium"}
+EXTRACTED_TOOLS = {"promtool": "prometheus"}  # out of packages that would also install a service
+EXTRACTED = HOME / "extracted"
 APT = threading.Lock()  # apt-get fails while another one runs
 HEARTBEAT = 10.0  # seconds without output after which a line shows that the command is still running
 
@@ -141,6 +144,17 @@ def install_proof_tools():
     for command, package in missing.items():
         if shutil.which(command) is None:
             _say(f"There is no {command}: the tests that need it are SKIPPED. On Debian or Ubuntu: sudo apt-get install {package}")
+
+
+def extract_proof_tools():
+    """After `prepare`: put further tools of tests into .venv and on the PATH, as root on Debian or Ubuntu; report missing ones."""
+    os.environ["PATH"] = os.pathsep.join((os.environ.get("PATH", os.defpath), str(EXTRACTED)))
+    for command, package in EXTRACTED_TOOLS.items():
+        if shutil.which(command) is None and _can_apt():
+            _say(f"Extracting {command} from Debian's package {package}")
+            _apt_extract(package, command)
+        if shutil.which(command) is None:
+            _say(f"There is no {command}: the tests that need it are SKIPPED. Debian's package {package} has it.")
 
 
 # Setting up.
@@ -487,6 +501,20 @@ def _apt_install(packages):
             done = subprocess.run(["apt-get", *arguments], stdin=subprocess.DEVNULL, env=environment)
             if done.returncode:
                 raise SetupError(f"apt-get {arguments[0]} failed; its output is above")
+
+
+def _apt_extract(package, command):
+    """Put one command of a Debian package into .venv, without installing the package. The caller checks the result."""
+    with APT, tempfile.TemporaryDirectory() as folder:
+        downloads = (["update", "-qq"], ["download", "-qq", "-o", "APT::Sandbox::User=root", package])
+        if any(subprocess.run(["apt-get", *arguments], cwd=folder, stdin=subprocess.DEVNULL).returncode for arguments in downloads):
+            return
+        for file in Path(folder).glob("*.deb"):
+            subprocess.run(["dpkg-deb", "--extract", str(file), os.path.join(folder, "content")])
+        found = Path(folder, "content", "usr", "bin", command)
+        if found.is_file():
+            EXTRACTED.mkdir(parents=True, exist_ok=True)
+            shutil.move(str(found), str(EXTRACTED / command))
 
 
 def _has_java():
