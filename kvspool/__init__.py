@@ -18,23 +18,19 @@ if TYPE_CHECKING:
     from kvspool import errors as errors
     from kvspool import journal as journal
     from kvspool import queue as queue
+    from kvspool.engine.damage import Damage, VerifyReport
+    from kvspool.engine.exporting import export
+    from kvspool.engine.reports import RecoveryReport, RepairReport
+    from kvspool.engine.stats import LogStats
     from kvspool.errors import GapError, KvspoolError, Unsupported
     from kvspool.log import Log
     from kvspool.opening.logs import create, open, repair, resize, verify
     from kvspool.reader import Lag, Reader, ReaderStats
     from kvspool.record import Codec, Gap, Record
-    from kvspool.spool import (
-        Damage,
-        RecoveryReport,
-        RepairReport,
-        SalvageReport,
-        Spool,
-        SpoolStats,
-        VerifyReport,
-    )
-    from kvspool.spool.salvage import salvage
+    from kvspool.spool import Spool
+    from kvspool.spool.salvage import SalvageReport, salvage
     from kvspool.transfer.copier import CopyPlan, CopyReport, copy
-    from kvspool.transfer.exchange import export, import_, import_v1
+    from kvspool.transfer.exchange import import_, import_v1
     from kvspool.transfer.progress import CopyProgress
     from kvspool.writer import Writer
 
@@ -51,6 +47,7 @@ __all__ = [
     "KvspoolError",
     "Lag",
     "Log",
+    "LogStats",
     "Reader",
     "ReaderStats",
     "Record",
@@ -58,7 +55,6 @@ __all__ = [
     "RepairReport",
     "SalvageReport",
     "Spool",
-    "SpoolStats",
     "Unsupported",
     "VerifyReport",
     "Writer",
@@ -78,13 +74,18 @@ __all__ = [
 _MODULES = ("arrow", "errors", "journal", "queue")
 _PLACES = {
     "kvspool.transfer.copier": "CopyPlan CopyProgress CopyReport copy",
+    "kvspool.engine.stats": "LogStats",
     "kvspool.errors": "GapError KvspoolError Unsupported",
-    "kvspool.transfer.exchange": "export import_ import_v1",
+    "kvspool.engine.damage": "Damage VerifyReport",
+    "kvspool.engine.exporting": "export",
+    "kvspool.engine.reports": "RecoveryReport RepairReport",
+    "kvspool.transfer.exchange": "import_ import_v1",
     "kvspool.log": "Log",
     "kvspool.opening.logs": "create open repair resize verify",
     "kvspool.reader": "Lag Reader ReaderStats",
     "kvspool.record": "Codec Gap Record",
-    "kvspool.spool": "Damage RecoveryReport RepairReport SalvageReport Spool SpoolStats VerifyReport salvage",
+    "kvspool.spool": "Spool",
+    "kvspool.spool.salvage": "SalvageReport salvage",
     "kvspool.writer": "Writer",
 }
 _MODULE_OF = {name: module for module, names in _PLACES.items() for name in names.split()}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn, Self
@@ -19,7 +19,6 @@ from kvspool import producers
 from kvspool.engine.cursor import Cursor
 from kvspool.engine.iteration import Following, Iteration, Iterations
 from kvspool.errors import OutOfRange, Truncated, Unsupported
-from kvspool.importing import import_whole
 from kvspool.options import Isolation, OnGap, Start, check_sequence
 from kvspool.producers import Producer, ProducerStats
 from kvspool.record import Codec, Record
@@ -31,21 +30,16 @@ if TYPE_CHECKING:
 
     import pyarrow
 
+    from kvspool.engine.columns import Columns
     from kvspool.engine.damage import VerifyReport
     from kvspool.engine.following import AsyncFollowing
-    from kvspool.journal.archive import ArchiveReport
-    from kvspool.journal.repair import JournalRepairReport
-    from kvspool.journal.retention import Retention
-    from kvspool.journal.stats import JournalStats
-    from kvspool.journal.trim import TrimReport
+    from kvspool.engine.reports import ArchiveReport, Exported, RepairReport, Resized
+    from kvspool.engine.retention import Retention, TrimReport
+    from kvspool.engine.rows import Room
+    from kvspool.engine.stats import LogStats
     from kvspool.options import Durability, Progress
     from kvspool.producers import ProducerLog
     from kvspool.reader import Reader, ReaderStats
-    from kvspool.spool.repair import RepairReport
-    from kvspool.spool.resize import Resized
-    from kvspool.spool.stats import SpoolStats
-    from kvspool.transfer.exchange import Exported
-    from kvspool.transfer.exchange import Progress as ExportProgress
 
 
 CAPABILITIES = {
@@ -77,7 +71,14 @@ class Log(Handle, ABC):
     true, like every handle.
     """
 
-    HELPERS = frozenset("append_prepared check_open cursor end flush_for_commit open_to_write prepare read_log_id sequence_at".split())
+    HELPERS = frozenset(
+        """
+        always_has_id append_prepared check_open columns_of cursor end extent_files flush_for_commit has_checksums limits
+        open_to_write prepare prepare_columns read_log_id records_from room sequence_at
+        """.split()
+    )
+    always_has_id = True  # since it was created
+    has_checksums = True
     path: Path
     timeout: float
     durability: Durability
@@ -102,9 +103,31 @@ class Log(Handle, ABC):
         """Return the 16 random bytes that identify this log; none for a journal that was created without."""
 
     @property
+    def capacity(self) -> int:
+        """Return the size of a spool's ring in bytes; 0 for a journal, which grows."""
+        return 0
+
+    @property
+    @abstractmethod
+    def room(self) -> Room:
+        """Return the fields that its records can store."""
+
+    @abstractmethod
+    def limits(self) -> dict[str, Any]:
+        """Return the options of `kvspool.create` for the size of this log, or of its parts."""
+
+    @property
     @abstractmethod
     def closed(self) -> bool:
         """Return whether the handle was closed."""
+
+    @abstractmethod
+    def has_vanished(self) -> bool:
+        """Return whether the log was deleted, or another one is at its path."""
+
+    def extent_files(self) -> list[Path]:
+        """Return the paths of which at least one changes if `extent` does; none if calling `extent` costs less."""
+        return []
 
     def read_log_id(self) -> bytes:
         """Return the `log_id` of the log now at the path: another one if a journal was replaced since it was opened."""
@@ -189,6 +212,14 @@ class Log(Handle, ABC):
     def append_prepared(self, batch: Any, timeout: float | None = None, durable: bool = False) -> range:
         """Append a prepared batch under one lock; see `append_many`."""
 
+    @abstractmethod
+    def columns_of(self, batch: pyarrow.RecordBatch, codec: int) -> Columns:
+        """Return the columns of a record batch for `prepare_columns` of logs of this kind."""
+
+    @abstractmethod
+    def prepare_columns(self, parts: Sequence[Any], rows: memoryview | None = None, codec: int = Codec.RAW) -> Any:
+        """Check the given rows (int32 numbers; None: all) of each part for `append_prepared`. Raises TooLarge, ValueError."""
+
     def writer(self, timeout: float | None = None) -> Writer:
         """Return a writer for many appends: `with log.writer() as w: w.append(value)`.
 
@@ -264,6 +295,10 @@ class Log(Handle, ABC):
 
         With the isolation "synced" the second one is the end of the records on disk, but never before the first one.
         """
+
+    @abstractmethod
+    def records_from(self, sequence: int) -> int:
+        """Return the number of records from a sequence on; of a spool, without numbers left out after a crash of the machine."""
 
     def read(
         self, start: Start = "earliest", *, limit: int | None = None, on_gap: OnGap = "raise", isolation: Isolation = "appended"
@@ -422,7 +457,7 @@ class Log(Handle, ABC):
     # Maintenance.
 
     @abstractmethod
-    def stats(self) -> SpoolStats | JournalStats:
+    def stats(self) -> LogStats:
         """Return statistics of the log at this moment."""
 
     @abstractmethod
@@ -433,7 +468,7 @@ class Log(Handle, ABC):
         """
 
     @abstractmethod
-    def repair(self, timeout: float | None = None) -> RepairReport | JournalRepairReport:
+    def repair(self, timeout: float | None = None) -> RepairReport:
         """Repair the log, and let it take records again after a failed flush. All of it is on disk when the call returns.
 
         timeout: seconds to wait for each lock. Writers wait meanwhile, readers continue. Raises LockTimeout, Poisoned if the disk still
@@ -522,13 +557,12 @@ class Log(Handle, ABC):
         start: Start = "earliest",
         end: int | None = None,
         on_gap: OnGap = "raise",
-        progress: ExportProgress | None = None,
+        progress: Callable[[int], object] | None = None,
     ) -> Exported:
         """Write the present records to a binary file; see `kvspool.export`."""
-        import_whole("kvspool.transfer.exchange")
-        from kvspool.transfer import exchange
+        from kvspool.engine import exporting
 
-        return exchange.export(self, file, format, start=start, end=end, on_gap=on_gap, progress=progress)
+        return exporting.export(self, file, format, start=start, end=end, on_gap=on_gap, progress=progress)
 
     @abstractmethod
     def close(self) -> None:

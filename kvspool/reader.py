@@ -272,6 +272,7 @@ class ReaderIteration(Iteration):
         if owner._turn is not self._token and not self.is_over:
             self._use(owner._cursor(self._end))
             owner._turn = self._token
+        before, missed = owner._sequence, self.cursor.missed
         try:
             item = self._batch.take(self._refill)
             owner._sequence = item.last + 1 if item.__class__ is Gap else item.sequence + 1
@@ -279,10 +280,14 @@ class ReaderIteration(Iteration):
         except (GapError, StopIteration):
             # After a Gap that was raised or skipped. But a seek since the last item counts; and once closed, it may have dropped records.
             if owner._turn is self._token:
-                owner._turn = None  # until the position has moved: if this is interrupted, the Gap counts as not reported
-                if not self._is_closed and not self.has_items:
-                    owner._pass_by(self.cursor, self._end)
-                owner._turn = self._token
+                try:
+                    owner._turn = None  # until the position has moved: if this is interrupted, the Gap counts as not reported
+                    if not self._is_closed and not self.has_items:
+                        owner._pass_by(self.cursor, self._end)
+                    owner._turn = self._token
+                except BaseException:
+                    self._uncount(before, missed)
+                    raise
             raise
         except Truncated:
             owner._turn = None
@@ -290,7 +295,13 @@ class ReaderIteration(Iteration):
             raise
         except BaseException:
             owner._turn = None  # interrupted: prefetched records count as not returned
+            self._uncount(before, missed)
             raise
+
+    def _uncount(self, before: int, missed: int) -> None:
+        """Interrupted: unless the reader has moved on from `before`, Gaps since then count as not reported."""
+        if self._owner._sequence == before:
+            self.cursor.missed = missed
 
     def _refill(self) -> Any:
         if self._owner._turn is self._token:

@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from kvspool import Spool, system
+from kvspool import system
 from kvspool.cli import append, options, output
 from kvspool.cli.lines import LineReader
 from kvspool.cli.options import BadInput
+from kvspool.cli.stats import members
 from kvspool.cli.summary import Summary
 from kvspool.engine import sizes
 from shard import ShardSet, route
@@ -143,7 +144,7 @@ def _create(arguments: argparse.Namespace) -> int:
     with shards:
         stats = shards.stats()
     if arguments.json:
-        output.print_json(stats)
+        output.print_json(members(stats))
         return 0
     first, last = (Path(one.path).name for one in (stats[0], stats[-1]))
     names = first if first == last else f"{first} to {last}"
@@ -159,7 +160,7 @@ def _append(arguments: argparse.Namespace) -> int:
     fd = append.open_input(arguments)
     with _open(arguments) as shards:
         summary = ShardSummary(shards, shows_progress=append.shows_progress(fd))
-        longest = min((one.capacity for one in shards.shards if isinstance(one, Spool)), default=LONGEST)
+        longest = min((one.capacity for one in shards.shards if one.capacity), default=LONGEST)
         try:
             for batch in LineReader(fd, most=arguments.batch, longest=longest).batches():
                 try:

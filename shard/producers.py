@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kvspool import Codec, Log
-from kvspool.journal import Journal
 from kvspool.producers import Changed, Pieces, Stored
 from kvspool.record import encode, encode_keys, listed
 from kvspool.system.handles import Handle
@@ -112,9 +111,7 @@ class ShardProducer(Handle):
 
 def laid_out(shards: ProducingShards, batch: pyarrow.RecordBatch, codec: int) -> Columns:
     """Return a record batch laid out for the shards of a set. Raises ValueError, TypeError, TooLarge."""
-    from kvspool import arrow
-
-    return arrow.JournalColumns(batch, codec) if isinstance(shards.shards[0], Journal) else arrow.Columns(batch)
+    return shards.shards[0].columns_of(batch, codec)
 
 
 def shards_of(columns: Columns, batch: pyarrow.RecordBatch, count: int) -> memoryview:

@@ -36,6 +36,11 @@ def check_prefix(prefix: str) -> str:
     return prefix
 
 
+def is_prefix(name: str) -> bool:
+    """Return whether a name may be a prefix, or that of a set of one log."""
+    return _PREFIX.fullmatch(name) is not None
+
+
 def check_bits(bits: int) -> int:
     """Return the bits. Raises ValueError for invalid ones."""
     if not isinstance(bits, int) or isinstance(bits, bool) or not 0 <= bits <= MOST_BITS:

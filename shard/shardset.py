@@ -17,15 +17,14 @@ from contextlib import AbstractContextManager
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import kvspool
-from kvspool import Gap, Record, Spool, SpoolStats, system
+from kvspool import LogStats, Record, system
 from kvspool.engine.iteration import Iterations
 from kvspool.errors import DO_NOT_REPEAT, Closed, KvspoolError, LogExists, LogNotFound, NotDurable, appended_by
-from kvspool.journal import Journal, JournalStats
 from kvspool.opening import logs
-from kvspool.options import TIMEOUT, Isolation, OnGap
+from kvspool.options import TIMEOUT, Isolation
 from kvspool.producers import ProducerStats
 from kvspool.record import Codec, listed
 from kvspool.system import disk
@@ -34,7 +33,7 @@ from shard import descriptors, route
 from shard.errors import AppendedToSomeShards, ConflictingShardSets, TooFewDescriptors
 from shard.kernel.hash import Spread, group, hash_column
 from shard.kernel.merge import placed
-from shard.merge import FollowingMerge, Merge, NoGaps, Values
+from shard.merge import Merge
 from shard.merged import Log, MergedLogs, moved
 from shard.place import Place
 from shard.producers import ShardProducer
@@ -43,7 +42,6 @@ from shard.writer import ShardSetWriter
 if TYPE_CHECKING:
     import pyarrow
 
-    from shard.following import AsyncMerge
 
 Start = str | datetime | Mapping[int, int]
 Call = Callable[[], range]
@@ -60,7 +58,7 @@ class ShardRecord(Record, frozen=True, gc=False):
     shard: int = 0
 
 
-class ShardSet(Spread, MergedLogs[int, ShardRecord]):
+class ShardSet(Spread, MergedLogs[int, ShardRecord, datetime | Mapping[int, int]]):
     """A handle of a sharded log. Get it from `ShardSet.create` or `ShardSet.open`. It can be shared by threads, and survives a fork.
 
     shards: the logs of the shards, in order; their own verbs serve for what concerns one of them, for example `shards.shards[0].verify()`.
@@ -73,7 +71,7 @@ class ShardSet(Spread, MergedLogs[int, ShardRecord]):
         """Use the open logs of a complete set, in order."""
         # Writers without keys start at different shards; otherwise all would queue for the first one.
         turn = int.from_bytes(system.port.random(2), "little") & (len(shards) - 1)
-        super().__init__(shards, all(isinstance(log, Spool) for log in shards), turn)
+        super().__init__(shards, all(log.capacity for log in shards), turn)
         self.root = self.path = root
         self.prefix = prefix
         self.bits = len(shards).bit_length() - 1
@@ -208,24 +206,22 @@ class ShardSet(Spread, MergedLogs[int, ShardRecord]):
 
     def _split(self, batch: pyarrow.RecordBatch, codec: int, timeout: float | None, durable: bool) -> dict[int, Call]:
         """Return for each shard with rows the call that appends them, after all checks."""
-        from kvspool import arrow
-
-        laid_out: dict[bool, Any] = {}
-        for is_journal in {isinstance(log, Journal) for log in self.shards}:
-            laid_out[is_journal] = arrow.JournalColumns(batch, codec) if is_journal else arrow.Columns(batch)
-        columns = laid_out[isinstance(self.shards[0], Journal)]
+        laid_out = {kind: log.columns_of(batch, codec) for kind, log in {log.kind: log for log in self.shards}.items()}
+        columns = laid_out[self.shards[0].kind]
         shards, rows = array("i", bytes(4 * columns.rows)), array("i", bytes(4 * columns.rows))
         ends = array("i", bytes(4 * len(self.shards)))
         if columns.rows:
             has_key = memoryview(bytes(columns.rows)) if columns.has_key is None else columns.has_key
-            self._turn = hash_column(columns.key_offsets, columns.keys, has_key, len(self.shards) - 1, self._turn, memoryview(shards))
+            keys = memoryview(columns.keys)
+            self._turn = hash_column(columns.key_offsets, keys, has_key, len(self.shards) - 1, self._turn, memoryview(shards))
             group(memoryview(shards), memoryview(ends), memoryview(rows))
-        starts = [0, *ends[:-1]]
-        return {
-            shard: _prepared_columns(self.shards[shard], laid_out, memoryview(rows)[start:end], codec, timeout, durable)
-            for shard, (start, end) in enumerate(zip(starts, ends, strict=True))
-            if end > start
-        }
+        calls: dict[int, Call] = {}
+        for shard, (start, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
+            if end > start:
+                log = self.shards[shard]
+                batch_of_log = log.prepare_columns([laid_out[log.kind]], memoryview(rows)[start:end], codec)
+                calls[shard] = partial(log.append_prepared, batch_of_log, timeout, durable)
+        return calls
 
     def _append_parts(self, batches: list[dict[int, Any]]) -> dict[int, list[range]]:
         """Call each batch's appends, one for each shard with a part of it. Return the sequences for each shard."""
@@ -280,108 +276,6 @@ class ShardSet(Spread, MergedLogs[int, ShardRecord]):
 
     # Reading.
 
-    @overload
-    def read(
-        self, start: Start = ..., *, limit: int | None = ..., on_gap: NoGaps = ..., isolation: Isolation = ...
-    ) -> Merge[ShardRecord]: ...
-
-    @overload
-    def read(
-        self, start: Start = ..., *, limit: int | None = ..., on_gap: OnGap = ..., isolation: Isolation = ...
-    ) -> Merge[ShardRecord | Gap]: ...
-
-    def read(
-        self, start: Start = "earliest", *, limit: int | None = None, on_gap: OnGap = "raise", isolation: Isolation = "appended"
-    ) -> Merge[ShardRecord | Gap]:
-        """Iterate over the stored records (`ShardRecord`) of all shards, in the order of `merge`.
-
-        start: "earliest", "latest", an aware datetime, or a sequence for each shard (the others start at their earliest record). Raises
-        OutOfRange; limit, on_gap and isolation: as in `kvspool.Log.read`.
-        """
-        return self._fill(Merge(limit, on_gap), start, True, isolation)
-
-    @overload
-    def read_values(
-        self, start: Start = ..., *, limit: int | None = ..., on_gap: NoGaps = ..., isolation: Isolation = ...
-    ) -> Values[bytes]: ...
-
-    @overload
-    def read_values(
-        self, start: Start = ..., *, limit: int | None = ..., on_gap: OnGap = ..., isolation: Isolation = ...
-    ) -> Values[bytes | Gap]: ...
-
-    def read_values(
-        self, start: Start = "earliest", *, limit: int | None = None, on_gap: OnGap = "raise", isolation: Isolation = "appended"
-    ) -> Values[bytes | Gap]:
-        """Iterate over the stored bytes of the values only; see `read`."""
-        return Values(self.read(start, limit=limit, on_gap=on_gap, isolation=isolation))
-
-    @overload
-    def follow(
-        self,
-        start: Start = ...,
-        *,
-        timeout: float | None = ...,
-        limit: int | None = ...,
-        on_gap: NoGaps = ...,
-        isolation: Isolation = ...,
-        spin: float = ...,
-    ) -> FollowingMerge[ShardRecord]: ...
-
-    @overload
-    def follow(
-        self,
-        start: Start = ...,
-        *,
-        timeout: float | None = ...,
-        limit: int | None = ...,
-        on_gap: OnGap = ...,
-        isolation: Isolation = ...,
-        spin: float = ...,
-    ) -> FollowingMerge[ShardRecord | Gap]: ...
-
-    def follow(
-        self,
-        start: Start = "earliest",
-        *,
-        timeout: float | None = None,
-        limit: int | None = None,
-        on_gap: OnGap = "raise",
-        isolation: Isolation = "appended",
-        spin: float = 0.0,
-    ) -> FollowingMerge[ShardRecord | Gap]:
-        """Iterate over the records from `start`, and wait for more, on one inotify descriptor for all shards; see `read`.
-
-        Ends normally after `timeout` seconds without a record; None: never. spin: as in `kvspool.Log.follow`. Raises Closed as soon as any
-        thread closes the set.
-        """
-        return self._fill(FollowingMerge(limit, on_gap, timeout, spin), start, False, isolation)
-
-    @overload
-    def follow_async(
-        self, start: Start = ..., *, timeout: float | None = ..., limit: int | None = ..., on_gap: NoGaps = ..., isolation: Isolation = ...
-    ) -> AsyncMerge[ShardRecord]: ...
-
-    @overload
-    def follow_async(
-        self, start: Start = ..., *, timeout: float | None = ..., limit: int | None = ..., on_gap: OnGap = ..., isolation: Isolation = ...
-    ) -> AsyncMerge[ShardRecord | Gap]: ...
-
-    def follow_async(
-        self,
-        start: Start = "earliest",
-        *,
-        timeout: float | None = None,
-        limit: int | None = None,
-        on_gap: OnGap = "raise",
-        isolation: Isolation = "appended",
-    ) -> AsyncMerge[ShardRecord | Gap]:
-        """Iterate with `async for` over the records from `start`, and wait for more in the event loop; see `follow`."""
-        from shard.following import AsyncMerge
-
-        merge: FollowingMerge[Any] = self._fill(FollowingMerge(None, on_gap, 0.0), start, False, isolation)
-        return AsyncMerge(merge, limit, on_gap, timeout)
-
     def get(self, shard: int, sequence: int) -> ShardRecord:
         """Return a record by its place: `shards.get(*place)`. Raises ValueError for a shard that isn't there; see `kvspool.Log.get`."""
         return self.placed_at(shard, self._log(shard).get(sequence))
@@ -421,7 +315,7 @@ class ShardSet(Spread, MergedLogs[int, ShardRecord]):
         """Return the optional capabilities of all shards that concern verbs of a set; see `kvspool.Log.capabilities`."""
         return OF_SETS.intersection(*(shard.capabilities for shard in self.shards))
 
-    def stats(self) -> list[SpoolStats | JournalStats]:
+    def stats(self) -> list[LogStats]:
         """Return the statistics of each shard, in order."""
         with descriptors.for_logs(self.root, len(self.shards)):
             return [shard.stats() for shard in self.shards]
@@ -497,13 +391,3 @@ def _prepared(
 ) -> Call:
     """Return the call that appends records, after all checks."""
     return partial(log.append_prepared, log.prepare(values, keys, type, timestamp), timeout, durable)
-
-
-def _prepared_columns(
-    log: Log, laid_out: dict[bool, Any], rows: memoryview, codec: int, timeout: float | None, durable: bool
-) -> Call:
-    """Return the call that appends these rows of a record batch, after all checks."""
-    if isinstance(log, Journal):
-        return partial(log.append_prepared, log.prepare_columns([laid_out[True]], rows), timeout, durable)
-    log.check_columns([laid_out[False]], codec)
-    return partial(log.append_columns, [laid_out[False]], rows, codec, timeout, durable)

@@ -40,7 +40,7 @@ from unittest import mock
 import loops
 from inotify_simple import INotify, flags
 
-from kvspool.engine import iteration
+from kvspool.engine import iteration, locks
 from kvspool.kernel import group_py, lock_py
 from kvspool.spool import cursor, durability, spool_files
 
@@ -232,7 +232,7 @@ def interpreted() -> Iterator[None]:
     interpreted_frames = loops.interpreted("kvspool.kernel.frames")
     places = [(spool_files, "FrameReader"), (spool_files, "FrameWriter"), (spool_files, "FrameScanner"), (durability, "Ring")]
     places += [(iteration, "Batch"), (iteration, "Items"), (cursor, "RingSleeper")]
-    with ExitStack() as stack, mock.patch.object(spool_files, "AppendLock", lock_py.AppendLock):
+    with ExitStack() as stack, mock.patch.object(locks, "AppendLock", lock_py.AppendLock):
         for module, name in places:
             stack.enter_context(mock.patch.object(module, name, getattr(interpreted_frames, name)))
         stack.enter_context(mock.patch.object(durability, "FlushGroup", group_py.FlushGroup))

@@ -6,9 +6,10 @@ import errno
 import functools
 import mmap
 import os
+import signal
 import stat
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from kvspool.spool import format
 from kvspool.system import Port
@@ -32,6 +33,10 @@ FILE_CALLS = (
     "inotify",
     "add_watch",
 )
+
+
+# Every call, except for those that only look at the clock or the process.
+EVERY_CALL = tuple(name for name in dir(Port) if not name.startswith("_") and name not in ("now", "monotonic", "process_id", "fence"))
 
 
 class FailingPort(Port):
@@ -167,3 +172,31 @@ class BlindPort(Port):
     def add_watch(self, notifier: Any, path: Any, mask: int) -> int:
         self.refused += 1
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+class KillingPort(Port):
+    """Kills the process at the n-th of some calls, counted from 1: before it, after it, or before it but with half of it if it writes."""
+
+    def __init__(self, nth: int, only: tuple[str, ...] = EVERY_CALL, *, when: Literal["before", "after", "half"] = "before") -> None:
+        super().__init__()
+        self.left = nth
+        self.when = when
+        for name in only:
+            setattr(self, name, self._killing(name, getattr(self, name)))
+
+    def _killing(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(call)
+        def counted(*args: Any, **options: Any) -> Any:
+            self.left -= 1
+            is_last = self.left == 0
+            if is_last and self.when == "half" and name == "write":
+                os.pwrite(args[0], bytes(args[1])[: len(args[1]) // 2], args[2])
+            if is_last and self.when != "after":
+                os.kill(os.getpid(), signal.SIGKILL)
+            try:
+                return call(*args, **options)
+            finally:
+                if is_last:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        return counted

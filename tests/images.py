@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import sys
-from pathlib import Path
-from types import ModuleType
+
+from campaigns import campaign
 
 from kvspool import system
 
 OTHER_BOOT = bytes(range(16))
 
 
-def _load() -> ModuleType:
-    path = Path(__file__).parent.parent / "tools" / "faults" / "crash_images.py"
-    spec = importlib.util.spec_from_file_location("crash_images", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["crash_images"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-crash_images = _load()
+crash_images = campaign("crash_images")
 
 
 class Rebooted(system.Port):

@@ -11,8 +11,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from kvspool.engine import locks
 from kvspool.engine.iteration import Iteration
 from kvspool.kernel import frames_py as frames
+from kvspool.kernel import lock_py
 from kvspool.record import Gap, Record
 from kvspool.spool import format, search
 from kvspool.spool.cursor import RingCursor
@@ -64,8 +66,7 @@ class Ring:
         """Return an append lock on an open file description of its own, which is closed with the ring."""
         fd = os.open(f"/proc/self/fd/{self.lock_file}", os.O_RDWR)
         self.files.append(fd)
-        twin = lock_twin(self.twin)
-        return twin.AppendLock(self.control if control is None else control, frames.LOCK, fd, len(self.files))
+        return append_lock(lock_twin(self.twin), self.control if control is None else control, fd, len(self.files))
 
     def reader(self, position: int, sequence: int) -> Any:
         data = Strict(self.data) if self.is_guarded and self.twin.__name__.endswith("_py") else self.data
@@ -107,6 +108,11 @@ class Ring:
 def lock_twin(twin: ModuleType) -> ModuleType:
     """Return the module of the append lock that belongs to a twin of the frame loops."""
     return importlib.import_module(twin.__name__.replace("frames_", "lock_"))
+
+
+def append_lock(twin: ModuleType, control: Any, fd: int, generation: int) -> Any:
+    """Return the append lock of a control block, of a twin of its module, with the waits that every log has."""
+    return twin.AppendLock(control, frames.LOCK, fd, generation, lock_py.GATE, locks.POLLS, locks.SLEEPS)
 
 
 def guarded_memory(size: int) -> memoryview:

@@ -27,6 +27,7 @@ import kvspool
 from kvspool import Gap, Record, Spool, system
 from kvspool.cli import checks, lines, main, options, output, plugins, queues, stats, summary
 from kvspool.engine import locks
+from kvspool.engine import stats as engine_stats
 from kvspool.kernel import frames
 from kvspool.record import Codec
 from kvspool.spool import format
@@ -46,10 +47,7 @@ def log(tmp_path: Path) -> Iterator[Spool]:
         yield made
 
 
-@pytest.fixture(autouse=True)
-def no_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls of `main` see the plugins that a test gives them, and no others."""
-    monkeypatch.setattr(plugins.metadata, "entry_points", lambda group: [])
+pytestmark = pytest.mark.usefixtures("no_plugins")
 
 
 @pytest.fixture
@@ -643,8 +641,23 @@ def test_stats_as_table_and_as_json(log: Spool, capsys: pytest.CaptureFixture[st
     assert "64.0 KiB" in shown and "1,200" in shown and "s ago" in shown and " %" in shown and str(log.path) in shown
     assert main(["stats", str(log.path), "--json"]) == 0
     shown, expected = json.loads(capsys.readouterr().out), msgspec.to_builtins(log.stats())
+    assert not expected.pop("segments") and not expected.pop("readers")  # of journals
     assert shown.pop("rates").keys() == expected.pop("rates").keys()  # they change with the time
     assert shown == expected
+
+
+def test_json_has_only_the_fields_of_the_kind(log: Spool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with log.reader("mail") as reader:
+        reader.commit()
+    assert main(["create", str(tmp_path / "journal"), "--format", "kvj", "--json"]) == 0
+    created = json.loads(capsys.readouterr().out)
+    found = {}
+    for path in (log.path, tmp_path / "journal"):
+        assert main(["stats", str(path), "--json"]) == 0
+        found[path.name] = json.loads(capsys.readouterr().out).keys()
+    assert found["journal"] == created.keys() >= {"segments", "readers", "log_id"}
+    assert found[log.path.name] - found["journal"] == set(engine_stats._OF_SPOOLS)
+    assert found["journal"] - found[log.path.name] == {"segments", "readers"}  # a spool's readers are shown by `kvspool readers`
 
 
 def test_stats_of_an_empty_log(log: Spool, capsys: pytest.CaptureFixture[str]) -> None:

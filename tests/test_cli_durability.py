@@ -9,12 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 import kvspool
-from kvspool.cli import append, main, plugins
+from kvspool.cli import append, main
 
-
-@pytest.fixture(autouse=True)
-def no_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugins.metadata, "entry_points", lambda group: [])
+pytestmark = pytest.mark.usefixtures("no_plugins")
 
 
 @pytest.fixture

@@ -12,15 +12,13 @@ from typing import Any
 import pytest
 
 import kvspool
-from kvspool.cli import append, checks, main, plugins
+from kvspool.cli import append, checks, main
 from kvspool.journal import Floor, Journal, Retention
 
 EACH, SIZE = 10, 36
 
 
-@pytest.fixture(autouse=True)
-def no_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugins.metadata, "entry_points", lambda group: [])
+pytestmark = pytest.mark.usefixtures("no_plugins")
 
 
 @pytest.fixture

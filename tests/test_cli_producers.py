@@ -9,13 +9,10 @@ import pytest
 from parts import leave_part
 
 import kvspool
-from kvspool.cli import main, plugins
+from kvspool.cli import main
 from kvspool.queue import ChunkQueue
 
-
-@pytest.fixture(autouse=True)
-def no_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugins.metadata, "entry_points", lambda group: [])
+pytestmark = pytest.mark.usefixtures("no_plugins")
 
 
 def test_producers_are_shown_and_forgotten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,13 +8,10 @@ from pathlib import Path
 import pytest
 
 import kvspool
-from kvspool.cli import main, plugins
+from kvspool.cli import main
 from kvspool.spool import format
 
-
-@pytest.fixture(autouse=True)
-def no_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugins.metadata, "entry_points", lambda group: [])
+pytestmark = pytest.mark.usefixtures("no_plugins")
 
 
 @pytest.fixture

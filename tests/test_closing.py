@@ -19,7 +19,6 @@ from kvspool.engine import eventloops, following, iteration, wakeups
 from kvspool.engine.iteration import Iterations
 from kvspool.errors import Closed
 from kvspool.kernel import frames_py as frames
-from kvspool.kernel.wakeups import Waiting
 from shard import ShardSet, route
 from shard.kernel.merge import FollowingLoops
 
@@ -29,8 +28,8 @@ DEADLINE = 60.0  # seconds; a follower that is not woken sleeps for an hour
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nothing but a wake-up end a sleep."""
-    loops = (sys.modules[one.__module__] for one in (Waiting, FollowingLoops))  # of the twin that is in use
-    for module in (wakeups, eventloops, following, iteration, *loops):
+    loops = sys.modules[FollowingLoops.__module__]  # of the twin that is in use
+    for module in (wakeups, eventloops, following, iteration, loops):
         monkeypatch.setattr(module, "POLL", 3600.0)
 
 

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import errno
-import functools
 import json
 import os
 import random
 import signal
 import time
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import children
 import pytest
-from faults import FailingPort
+from faults import FailingPort, KillingPort
 from schedules import ALL
 from test_exchange import frame, old_spool, spool_file
 
@@ -567,36 +565,14 @@ def test_a_queue_whose_first_entries_were_taken_is_another_source(tmp_path: Path
 # Killed at any moment.
 
 
-class KillingPort(system.Port):
-    """Kills the process at the n-th of the calls that change files: before it, or right after it."""
-
-    def __init__(self, nth: int, *, is_behind: bool) -> None:
-        super().__init__()
-        self.left = nth
-        self._is_behind = is_behind
-        for name in ("open", "write", "truncate", "flush", "flush_data", "rename", "remove", "make_directory", "remove_directory"):
-            setattr(self, name, self._killing(getattr(self, name)))
-
-    def _killing(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(call)
-        def counted(*args: Any, **options: Any) -> Any:
-            self.left -= 1
-            if self.left == 0 and not self._is_behind:
-                os.kill(os.getpid(), signal.SIGKILL)
-            try:
-                return call(*args, **options)
-            finally:
-                if self.left == 0:
-                    os.kill(os.getpid(), signal.SIGKILL)
-
-        return counted
+CALLS = ("open", "write", "truncate", "flush", "flush_data", "rename", "remove", "make_directory", "remove_directory")
 
 
 def killed(folder: Path, target: str, nth: int, *, is_behind: bool, first: int) -> bool:
     """Copy in a child that is killed at a call; return whether it came so far."""
 
     def run() -> None:
-        system.port = KillingPort(nth, is_behind=is_behind)
+        system.port = KillingPort(nth, CALLS, when="after" if is_behind else "before")
         copied(folder, target, lossy=True, start=first)
 
     try:

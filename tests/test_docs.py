@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvspool.engine.layout import Layout
-from kvspool.journal import control, index
+from kvspool.journal import control, index, tail
 from kvspool.journal.formats import kvj, sej
 from kvspool.kernel.writer_py import FrameWriter
 from kvspool.keyed import Packer
@@ -30,7 +30,7 @@ def test_the_format_page_has_the_table_of_each_layout(layout: Layout) -> None:
 
 FORMATS = Path(__file__).parent.parent / "docs" / "formats"
 TABLES = [("sej", sej.HEAD), ("kvj", kvj.HEADER), ("kvj", kvj.HEAD), ("page", control.PAGE)]
-TABLES += [("index", index.HEADER), ("index", index.ENTRY)]
+TABLES += [("index", index.HEADER), ("index", index.ENTRY), ("tail", tail.TAIL), ("tail", tail.COPY)]
 
 
 @pytest.mark.parametrize(("page", "layout"), TABLES, ids=[f"{page}-{layout.record.__name__}" for page, layout in TABLES])

@@ -19,12 +19,15 @@ import pytest
 import kvspool
 from kvspool import Codec, Gap, Record, Spool, system
 from kvspool.cli import main, plugins
+from kvspool.engine import exporting
 from kvspool.engine.pool import Pool
-from kvspool.errors import GapError, NotALog, NotImportable
+from kvspool.engine.reports import Exported
+from kvspool.engine.rows import rows_of
+from kvspool.errors import GapError, NotALog, NotImportable, NotKept
 from kvspool.spool.appending import Row
 from kvspool.transfer import exchange
 
-FORMATS = list(exchange.FORMATS)
+FORMATS = list(exporting.FORMATS)
 VALUES = [
     (Codec.RAW, b""),
     (Codec.RAW, b"text that is bytes"),
@@ -59,7 +62,7 @@ def fill(log: Spool) -> list[Record]:
     return list(log)
 
 
-def copied(log: Spool, other: Spool, format: str) -> tuple[exchange.Exported, exchange.Imported]:
+def copied(log: Spool, other: Spool, format: str) -> tuple[Exported, exchange.Imported]:
     file = io.BytesIO()
     exported = kvspool.export(log, file, format)
     file.seek(0)
@@ -73,13 +76,13 @@ def test_every_record_comes_back_byte_for_byte(tmp_path: Path, format: str) -> N
         assert [(record.codec, record.value) for record in records] == VALUES
         exported, imported = copied(one, other, format)
         assert list(other) == records
-        assert exported == exchange.Exported(len(VALUES), 0, [])
+        assert exported == Exported(len(VALUES), 0, [])
         assert imported == exchange.Imported(len(VALUES), 0, len(VALUES) - 1)
 
 
 def test_a_line_can_be_read_by_people() -> None:
-    record = Record(7, 9, 1, b"k", b'{"a":1}', Codec.JSON)
-    assert msgspec.json.encode(exchange._members(record)) == (
+    rows = rows_of([Record(7, 9, 1, b"k", b'{"a":1}', Codec.JSON)])
+    assert msgspec.json.encode(exporting.members(rows, 0)) == (
         b'{"sequence":7,"timestamp":9,"type":1,"codec":"json","key":"k","value":{"a":1}}'
     )
 
@@ -103,7 +106,7 @@ def test_gaps_are_reported_and_parts_can_be_taken(tmp_path: Path, format: str) -
         first = log.stats().first_sequence
         file = io.BytesIO()
         done = kvspool.export(log, file, format, start=3, end=first + 5, on_gap="yield")
-        assert done == exchange.Exported(5, first - 3, [Gap(3, first - 1, "overrun", str(log.path))])
+        assert done == Exported(5, first - 3, [Gap(3, first - 1, "overrun", str(log.path))])
         file.seek(0)
         assert kvspool.import_(other, file, format).records == 5
         with pytest.raises(GapError):
@@ -159,6 +162,27 @@ def test_a_bad_line_is_named_and_nothing_of_its_batch_is_appended(tmp_path: Path
         with pytest.raises(NotImportable, match=rf"^line 1027: .*{why}.*; 1024 records were imported before, sequences 0 to 1023$"):
             kvspool.import_(log, io.BytesIO(good * 1024 + b"\n" + good + line + b"\n" + good))
         assert log.stats().next_sequence == 1024
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("target", ["kvj", "sej", "fflg"])
+def test_a_file_is_imported_into_a_journal_which_refuses_fields_that_it_cannot_store(tmp_path: Path, target: str, kind: str) -> None:
+    with make(tmp_path / "one") as one, kvspool.create(tmp_path / "other", format=target) as other:  # type: ignore[call-overload]
+        one.append(b"raw")
+        one.append({"a": 1}, key=b"key", type=3)
+        file = io.BytesIO()
+        kvspool.export(one, file, kind)
+        file.seek(0)
+        if other.room == one.room or target == "kvj":
+            assert kvspool.import_(other, file, kind).records == 2
+            assert [(each.key, each.type, each.timestamp, each.data) for each in other] == [
+                (each.key, each.type, each.timestamp, each.data) for each in one
+            ]
+            return
+        with pytest.raises(NotKept, match="can't store: ") as caught:
+            kvspool.import_(other, file, kind)
+        assert caught.value.__notes__ == ["0 records were imported before"]
+        assert other.extent() == (0, 0)
 
 
 def test_timestamps_never_decrease_and_what_is_missing_has_a_default(tmp_path: Path) -> None:
@@ -323,7 +347,7 @@ def test_a_log_of_any_kind_is_exported_by_its_verb_and_the_command(tmp_path: Pat
     with kvspool.create(tmp_path / "log", format=source, **options) as log:  # type: ignore[arg-type]
         log.append_many([b"four", b"five"])
         with (tmp_path / "verb").open("wb") as file:
-            assert log.export(file, kind) == exchange.Exported(2, 0, [])
+            assert log.export(file, kind) == Exported(2, 0, [])
         assert main(["export", str(log.path), "--format", kind, "-o", str(tmp_path / "command")]) == 0
         assert (tmp_path / "verb").read_bytes() == (tmp_path / "command").read_bytes()
         times = [record.timestamp for record in log.read()] if "timestamps" in log.capabilities else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import random
 import socket
 import subprocess
@@ -11,27 +10,15 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from campaigns import FAULTS, campaign
 
-PROXY = Path(__file__).parent.parent / "tools" / "faults" / "proxy.py"
 GUARD = 20.0  # seconds after which a test hangs
 
 
-def load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("fault_proxy", PROXY)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["fault_proxy"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-faults = load()
+faults = campaign("proxy")
 Fault = faults.Fault
 
 
@@ -241,9 +228,10 @@ def test_faults_are_read_from_a_line_and_drawn_by_a_seed() -> None:
 
 
 def test_the_command_explains_itself_and_says_its_seed(echo: Echo) -> None:
-    explained = subprocess.run([sys.executable, PROXY, "--help"], capture_output=True, encoding="utf-8", check=True, timeout=GUARD)
+    program = str(FAULTS / "proxy.py")
+    explained = subprocess.run([sys.executable, program, "--help"], capture_output=True, encoding="utf-8", check=True, timeout=GUARD)
     assert all(kind in explained.stdout for kind in faults.KINDS)
-    command = [sys.executable, str(PROXY), f"127.0.0.1:{echo.address[1]}", "--fault", "cut,at=2", "--any", "1", "--seed", "5"]
+    command = [sys.executable, program, f"127.0.0.1:{echo.address[1]}", "--fault", "cut,at=2", "--any", "1", "--seed", "5"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, encoding="utf-8") as running:
         assert running.stdout is not None
         assert running.stdout.readline() == "seed 5\n"

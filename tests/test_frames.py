@@ -478,11 +478,11 @@ def test_a_reader_sleeps_only_if_nothing_came_since_its_look_and_no_wake_up(twin
     end = reader.edge_now()
     hours = 3600 * 10**9
     reader.wake()
-    reader.sleep(end, hours)  # it was woken before it slept
+    reader.sleep(end, hours, hours)  # it was woken before it slept
     ring.writer().append(None, b"x", 0, 0, 7)
-    reader.sleep(end, hours)
+    reader.sleep(end, hours, hours)
     assert ring.words[frames.WANTED] == 1 << 8 * frames.SLEEPS, "it asked before it looked"
-    assert [record.value for record in reader.sleep_and_fetch(end, 0, hours, 9, Record, [])] == [b"x"]
+    assert [record.value for record in reader.sleep_and_fetch(end, 0, 1, hours, hours, 9, Record, [])] == [b"x"]
 
 
 # The order of the stores (interpreted twin: the compiled one is made of the same source).

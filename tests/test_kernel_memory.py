@@ -16,6 +16,8 @@ from loops import twins
 from rings import HOLDER, SEED, Ring
 
 import kvspool
+from kvspool.engine.flushing import LONGEST_SLEEP
+from kvspool.engine.wakeups import SLICE
 from kvspool.errors import Closed, Reentered
 from kvspool.kernel import chunks_py
 from kvspool.kernel import frames_py as frames
@@ -128,7 +130,7 @@ def test_a_number_that_is_no_words_ways_or_blocks_is_refused(twin: ModuleType, m
         with pytest.raises(IndexError):
             call()
     reader.edge = words
-    for call in (reader.edge_now, lambda: reader.spin(1)):
+    for call in (reader.edge_now, lambda: reader.spin(1, 1)):
         with pytest.raises(IndexError):
             call()
 
@@ -176,7 +178,7 @@ def test_a_flush_group_has_memory_of_its_own_or_raises(twin: ModuleType, make_ri
     group.close()
     for one in (never_made, group):
         with pytest.raises((Closed, AttributeError)):
-            one.come(0, 1, 0)
+            one.come(0, 1, 0, 1)
 
 
 def test_a_writer_is_not_closed_in_the_middle_of_an_append(twin: ModuleType, make_ring: MakeRing) -> None:
@@ -209,7 +211,7 @@ def test_a_close_ends_calls_that_wait_in_other_threads(twin: ModuleType, make_ri
     ring.fill([b"x"])
     spinner.position = ring.mark()[0]
     # Another thread of the first group leads, so this one waits.
-    assert group.come(1, 1, 10**9) == groups.LEADS
+    assert group.come(1, 1, 10**9, LONGEST_SLEEP) == groups.LEADS
     found: list[Any] = []
     began = threading.Barrier(4)
 
@@ -221,9 +223,9 @@ def test_a_close_ends_calls_that_wait_in_other_threads(twin: ModuleType, make_ri
             found.append(Closed)
 
     calls: list[Callable[[], Any]] = [
-        lambda: group.come(1, 2, 3 * 10**10),
+        lambda: group.come(1, 2, 3 * 10**10, LONGEST_SLEEP),
         lambda: reader.wait_word(frames.TAIL, ring.mark()[0], 10**7),
-        lambda: spinner.spin(3 * 10**10),
+        lambda: spinner.spin(3 * 10**10, SLICE),
     ]
     threads = [threading.Thread(target=run, args=(call,)) for call in calls]
     for thread in threads:
@@ -236,7 +238,7 @@ def test_a_close_ends_calls_that_wait_in_other_threads(twin: ModuleType, make_ri
         assert not thread.is_alive()
     assert set(found) <= {Closed, None, False}
     assert Closed in found
-    group.leave(1)
+    group.leave(1, 0)
 
 
 def test_a_close_while_records_are_made_ends_the_copying(twin: ModuleType, make_ring: MakeRing) -> None:

@@ -18,8 +18,8 @@ import kvspool
 from hub.root import retention
 from hub.security import private
 from kvspool import system
+from kvspool.engine.retention import Retention
 from kvspool.errors import NameNotDurable
-from kvspool.journal.retention import Retention
 from kvspool.spool.spool_files import SpoolFiles
 from kvspool.system import disk
 
@@ -99,6 +99,7 @@ def hub_place(path: Path) -> bytes | None:
 
 SEGMENTS = {"segment_bytes": 256}
 CHANGES = {
+    "create a spool": Operation(nothing, lambda path: kvspool.create(path, capacity=4096).close(), os.path.lexists),
     "resize": Operation(spool, lambda path: kvspool.resize(path, 8192), lambda path: opened(path, lambda log: log.capacity)),
     "trim": Operation(journal("kvj", **SEGMENTS), lambda path: opened(path, lambda log: log.trim(before=30, force=True)), bases),
     "archive": Operation(journal("kvj", **SEGMENTS), lambda path: opened(path, lambda log: log.archive(before=8)), plain_segments),
@@ -119,7 +120,6 @@ CHANGES = {
     "secret": Operation(nothing, lambda path: private.write(path, b"x"), os.path.lexists),
 }
 CREATIONS = {
-    "spool": Operation(nothing, lambda path: kvspool.create(path, capacity=4096).close(), os.path.lexists),
     "kvj": Operation(nothing, lambda path: kvspool.create(path, format="kvj").close(), os.path.lexists),
     "sej": Operation(nothing, lambda path: kvspool.create(path, format="sej").close(), os.path.lexists),
     "fflg": Operation(nothing, lambda path: kvspool.create(path, format="fflg").close(), os.path.lexists),
@@ -164,18 +164,51 @@ def test_a_creation_whose_last_flush_fails_leaves_nothing(tmp_path: Path, name: 
     assert found and not any(found)
 
 
-def test_a_creation_that_cannot_be_undone_says_that_the_log_is_there(tmp_path: Path) -> None:
-    class Stuck(DirectoryPort):
-        def rename(self, source: Any, target: Any) -> None:
-            if self.has_failed:
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
-            super().rename(source, target)
+class AppendedMeanwhile(system.Port):
+    """Lets the flush of a directory fail with `error` after another handle has appended to the log there."""
 
-    with system.replaced(Stuck(2)), pytest.raises(NameNotDurable, match="was created, but") as raised:
-        kvspool.create(tmp_path / "log", capacity=4096)
-    assert raised.value.directory == str(tmp_path)
-    with kvspool.open(tmp_path / "log") as log:
-        assert log.append(b"it is whole") == 0
+    def __init__(self, path: Path, error: BaseException) -> None:
+        self.path = path
+        self.error = error
+
+    def flush(self, fd: int) -> None:
+        if os.path.samestat(os.fstat(fd), os.stat(self.path.parent)):
+            with system.replaced(system.Port()), kvspool.open(self.path) as log:
+                assert log.append(b"meanwhile", durable=True) == 0
+            raise self.error
+        super().flush(fd)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, os.strerror(errno.EIO)), KeyboardInterrupt()], ids=["a failure", "Ctrl-C"])
+def test_a_created_spool_that_others_append_to_stays_whatever_its_last_flush_does(tmp_path: Path, error: BaseException) -> None:
+    path = tmp_path / "log"
+    is_failure = isinstance(error, OSError)
+    with system.replaced(AppendedMeanwhile(path, error)), pytest.raises(NameNotDurable if is_failure else KeyboardInterrupt) as raised:
+        kvspool.create(path, capacity=4096)
+    if isinstance(raised.value, NameNotDurable):
+        assert str(raised.value).startswith(f"{path} was created, but")
+        assert raised.value.directory == str(tmp_path)
+    with kvspool.open(path) as log:
+        assert [record.value for record in log.read()] == [b"meanwhile"]
+        assert log.append(b"more") == 1
+    assert os.listdir(tmp_path) == ["log"]
+
+
+def test_a_created_spool_takes_no_record_before_its_name_is_on_disk(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with system.replaced(DirectoryPort(2)), pytest.raises(NameNotDurable, match="was created, but"):
+        kvspool.create(path, capacity=4096)
+    with kvspool.open(path) as log:
+        with system.replaced(DirectoryPort(1, every=True)):
+            assert list(log) == []
+            with pytest.raises(OSError, match="Input/output") as raised:
+                log.append(b"refused")
+        assert "takes no records before" in raised.value.__notes__[0]
+        port = DirectoryPort(100)
+        with system.replaced(port):
+            assert log.append(b"taken") == 0
+            assert log.append(b"taken") == 1
+        assert port.left == 99, "the directory is flushed once"
 
 
 def test_the_error_says_what_was_done_and_what_to_do_next(tmp_path: Path) -> None:
@@ -230,35 +263,39 @@ def test_files_that_a_resize_put_aside_stay_while_their_directory_cannot_be_flus
 
 
 class KilledAtTheFlush(system.Port):
-    """Kills the process at the first flush after two directories changed places."""
+    """Kills the process at the flush of a directory."""
 
-    has_exchanged = False
-
-    def exchange(self, one: Any, other: Any) -> None:
-        super().exchange(one, other)
-        self.has_exchanged = True
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
 
     def flush(self, fd: int) -> None:
-        if self.has_exchanged:
+        if os.path.samestat(os.fstat(fd), os.stat(self.directory)):
             os.kill(os.getpid(), signal.SIGKILL)
         super().flush(fd)
 
 
-def test_after_a_resize_that_is_killed_before_its_last_flush_the_first_writer_flushes_the_directory(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("prepare", "change", "records"),
+    [(nothing, lambda path: kvspool.create(path, capacity=8192), 0), (spool, lambda path: kvspool.resize(path, 8192), 10)],
+    ids=["create", "resize"],
+)
+def test_if_a_process_is_killed_before_the_last_flush_the_first_writer_flushes_the_directory(
+    tmp_path: Path, prepare: Callable[[Path], Any], change: Callable[[Path], Any], records: int
+) -> None:
     path = tmp_path / "log"
-    spool(path)
+    prepare(path)
 
-    def resize() -> None:
-        with system.replaced(KilledAtTheFlush()):
-            kvspool.resize(path, 8192)
+    def changing() -> None:
+        with system.replaced(KilledAtTheFlush(tmp_path)):
+            change(path)
 
-    resizer = start(resize)
+    changer = start(changing)
     with pytest.raises(Died):
-        resizer()
+        changer()
     assert SpoolFiles(path).may_have_moved
     port = DirectoryPort(100)
     with system.replaced(port), kvspool.open(path) as log:
         assert log.capacity == 8192
-        assert log.append(b"after") == 10
+        assert log.append(b"after") == records
     assert port.left == 99
     assert not SpoolFiles(path).may_have_moved

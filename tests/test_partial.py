@@ -14,11 +14,11 @@ from faults import FailingPort
 import kvspool
 from kvspool import Codec, Gap, Record, Spool, system
 from kvspool.cli import main
+from kvspool.engine import exporting
 from kvspool.engine.iteration import Iteration, keeping
 from kvspool.errors import Corruption, GapError, Undecodable
 from kvspool.spool import format
 from kvspool.spool.spool import Prepared
-from kvspool.transfer import exchange
 
 pa = pytest.importorskip("pyarrow", reason="arrow is an extra")
 
@@ -147,7 +147,7 @@ def test_a_batch_ends_before_a_value_that_cannot_be_decoded(keyed: Spool) -> Non
     assert cursor.missed == 0
 
 
-@pytest.mark.parametrize("kind", exchange.FORMATS)
+@pytest.mark.parametrize("kind", exporting.FORMATS)
 def test_an_export_has_the_records_before_one_that_cannot_be_decoded(keyed: Spool, kind: str) -> None:
     file = io.BytesIO()
     with pytest.raises(Undecodable):
@@ -155,7 +155,7 @@ def test_an_export_has_the_records_before_one_that_cannot_be_decoded(keyed: Spoo
     assert exported(file, kind) == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("kind", exchange.FORMATS)
+@pytest.mark.parametrize("kind", exporting.FORMATS)
 def test_an_export_has_the_records_before_a_gap(tmp_path: Path, kind: str) -> None:
     fill(tmp_path / "log", "spool")
     damage(tmp_path / "log", "spool")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults import ClockPort, FailingPort
+from faults import ClockPort, FailingPort, KillingPort
 from images import Rebooted
 from parts import leave_part
 
@@ -369,23 +369,7 @@ def test_threads_share_a_producer(make: Make) -> None:
         assert values(log) == batch(1)
 
 
-class KillingPort(system.Port):
-    """Kills the process at the n-th call that reads or writes a file, opens or flushes one."""
-
-    def __init__(self, nth: int) -> None:
-        super().__init__()
-        self.left = nth
-        for name in ("open", "read", "write", "rename", "flush", "flush_data", "allocate", "close", "status"):
-            setattr(self, name, self._counted(getattr(self, name)))
-
-    def _counted(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(*args: Any, **options: Any) -> Any:
-            self.left -= 1
-            if self.left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return call(*args, **options)
-
-        return counted
+CALLS = ("open", "read", "write", "rename", "flush", "flush_data", "allocate", "close", "status")
 
 
 @pytest.mark.parametrize("durable", [False, True])
@@ -398,7 +382,7 @@ def test_killed_at_any_call_to_the_system_it_is_completed_when_it_is_repeated(ma
             rows = batch(number)
 
             def work(number: int = number, rows: list[str] = rows) -> None:
-                with system.replaced(KillingPort(number)), kvspool.open(path) as ours:
+                with system.replaced(KillingPort(number, CALLS)), kvspool.open(path) as ours:
                     ours.producer("a").append_many(rows, batch=number, durable=durable)
 
             status = os.waitpid(fork(work), 0)[1]

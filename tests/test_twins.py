@@ -104,6 +104,7 @@ def test_both_twins_run_the_same_functions_for_the_same_call(tmp_path: Path) -> 
         assert step in interpreted[f"{kind}: append"][1] and step in interpreted[f"{kind}: append, durable"][1]
     assert "writer.FrameWriter.append_bulk" in interpreted["spool: append_many"][1]
     assert "reader.FrameReader.step" in interpreted["spool: read_values"][1]
+    assert "wakeups.FileSleeper.fetch" in interpreted["kvj: follow, waiting"][1]
 
 
 def test_the_loops_ask_for_their_twin_only_where_it_is_listed() -> None:

@@ -14,7 +14,6 @@ from kvspool.cli.lines import LineBatch, LineReader
 from kvspool.cli.options import BadInput
 from kvspool.cli.summary import Summary
 from kvspool.errors import Unencodable, appended_by
-from kvspool.spool import Spool
 
 T_co = TypeVar("T_co", covariant=True)
 LONGEST_LINE = 1 << 30  # bytes of a line for a journal: it is held in memory
@@ -52,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     fd = open_input(arguments)
     summary = Summary(shows_progress=shows_progress(fd))
     with queues.open_log(arguments.path) as log:
-        longest = log.capacity if isinstance(log, Spool) else LONGEST_LINE
+        longest = log.capacity or LONGEST_LINE
         try:
             for batch in LineReader(fd, most=arguments.batch, longest=longest).batches():
                 try:

@@ -8,7 +8,7 @@ import kvspool
 from kvspool.cli import options, output, progress
 from kvspool.cli.options import BadInput
 from kvspool.engine import sizes
-from kvspool.journal import ArchiveReport, Journal
+from kvspool.journal import ArchiveReport
 from kvspool.journal.archive import LEVELS, Progress
 
 NAME = "archive"
@@ -42,8 +42,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Archive or restore, and print the result."""
     with kvspool.open(arguments.path, timeout=arguments.timeout) as log:
-        if not isinstance(log, Journal):
-            raise BadInput(f"{log.path} is a spool, which has no segments to archive")
         with progress.shown("making segments" if arguments.undo else "compressing") as tell:
             report = _convert(log, arguments, tell)
     if arguments.json:
@@ -62,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _convert(log: Journal, arguments: argparse.Namespace, tell: Progress) -> ArchiveReport:
+def _convert(log: kvspool.Log, arguments: argparse.Namespace, tell: Progress) -> ArchiveReport:
     limits = {"older_than": arguments.older_than, "dry_run": arguments.dry_run, "progress": tell}
     try:
         if arguments.undo:

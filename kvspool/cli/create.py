@@ -9,9 +9,9 @@ from typing import Any
 import kvspool
 from kvspool.cli import options, output
 from kvspool.cli.options import BadInput
+from kvspool.cli.stats import members
 from kvspool.engine import sizes
 from kvspool.errors import KvspoolError
-from kvspool.journal import JournalStats
 from kvspool.journal.formats import FORMATS
 from kvspool.options import DURABILITIES
 from kvspool.spool import format
@@ -129,9 +129,9 @@ def run(arguments: argparse.Namespace) -> int:
     with log:
         stats = log.stats()
     if arguments.json:
-        output.print_json(stats)
-    elif isinstance(stats, JournalStats):
-        print(output.escape(f"created {stats.path}: a journal in the format {stats.format}"))
-    else:
+        output.print_json(members(stats))
+    elif stats.capacity:
         print(output.escape(f"created {stats.path}: {sizes.show(stats.capacity)}, structured values as {stats.codec}"))
+    else:
+        print(output.escape(f"created {stats.path}: a journal in the format {stats.format}"))
     return 0

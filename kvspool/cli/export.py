@@ -7,10 +7,13 @@ import os
 import sys
 from pathlib import Path
 
+import msgspec
+
 import kvspool
 from kvspool.cli import options, output, queues
 from kvspool.cli.summary import ProgressLine
-from kvspool.transfer import exchange
+from kvspool.engine import exporting
+from kvspool.engine.reports import Exported
 
 NAME = "export"
 SUMMARY = "write the records of a log to a file"
@@ -28,7 +31,7 @@ EXAMPLES = """\
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     options.add_path(parser, "the log")
-    parser.add_argument("--format", choices=exchange.FORMATS, default="jsonl", help="of the file (default: %(default)s)")
+    parser.add_argument("--format", choices=exporting.FORMATS, default="jsonl", help="of the file (default: %(default)s)")
     parser.add_argument(
         "--from", dest="start", type=options.start, default="earliest", metavar="START", help="a sequence or a time, as `read` has it"
     )
@@ -60,8 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _export(log: kvspool.Log, file: object, arguments: argparse.Namespace, progress: ProgressLine) -> exchange.Exported:
-    return exchange.export(
+def _export(log: kvspool.Log, file: object, arguments: argparse.Namespace, progress: ProgressLine) -> Exported:
+    return exporting.export(
         log,
         file,  # type: ignore[arg-type]
         arguments.format,
@@ -72,11 +75,11 @@ def _export(log: kvspool.Log, file: object, arguments: argparse.Namespace, progr
     )
 
 
-def _say(done: exchange.Exported, arguments: argparse.Namespace) -> None:
+def _say(done: Exported, arguments: argparse.Namespace) -> None:
     if arguments.json:
         if arguments.file == "-":
             sys.stdout.flush()
-            print(exchange._to_json(done).decode(), file=sys.stderr)
+            print(msgspec.json.encode(done).decode(), file=sys.stderr)
         else:
             output.print_json(done)
         return

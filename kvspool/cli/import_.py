@@ -10,6 +10,7 @@ import kvspool
 from kvspool.cli import options, output, queues
 from kvspool.cli.options import BadInput
 from kvspool.cli.summary import ProgressLine
+from kvspool.engine.exporting import FORMATS
 from kvspool.opening import v1
 from kvspool.transfer import exchange
 
@@ -18,8 +19,8 @@ SUMMARY = "append the records of a file to a log"
 DESCRIPTION = """\
 Append the records of a file that `kvspool export` wrote, in order: JSON lines, or Parquet if its name ends in .parquet. A directory is
 read as one of kvspool v1, with files NAME-N.sp; files that kvspool v1 wrote since December 2017 can't be read. Timestamps, types, keys,
-codecs and values stay the same; sequences are new. An invalid line ends the command, which prints its number, the reason and the number
-of imported records. The log must exist."""
+codecs and values stay the same; sequences are new. An invalid line, or a record with a field that the log's format can't store, ends the
+command, which prints its number, the reason and the number of imported records. The log must exist."""
 EXAMPLES = """\
   kvspool import events.jsonl events
   gunzip < events.jsonl.gz | kvspool import - events
@@ -30,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("file", metavar="FILE", help="file to import; - is standard input")
     options.add_path(parser, "the log")
-    parser.add_argument("--format", choices=exchange.FORMATS, help="of the file (default: by its name)")
+    parser.add_argument("--format", choices=FORMATS, help="of the file (default: by its name)")
     parser.add_argument("--from-v1", action="store_true", help="FILE is a spool directory of kvspool v1")
     parser.add_argument("--unread", action="store_true", help="of kvspool v1: only records that its reader has not read")
     options.add_json(parser, "print the summary as a JSON object")
@@ -39,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Append the records and print a summary."""
     progress = ProgressLine(shows=sys.stderr.isatty())
-    with queues.open_spool(arguments.path) as log:
+    with queues.open_log(arguments.path) as log:
         try:
             done = _import(log, arguments, lambda count: progress.say(f"imported {count:,} records"))
         finally:
@@ -54,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _import(log: kvspool.Spool, arguments: argparse.Namespace, progress: exchange.Progress) -> exchange.Imported:
+def _import(log: kvspool.Log, arguments: argparse.Namespace, progress: exchange.Progress) -> exchange.Imported:
     if arguments.file == "-":
         if arguments.format == "parquet":
             raise BadInput("a Parquet file is read from its end, which a pipe can't do; name a file")

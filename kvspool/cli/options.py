@@ -13,7 +13,7 @@ from typing import Any
 import kvspool
 from kvspool.engine import sizes
 from kvspool.errors import KvspoolError
-from kvspool.journal import Floor, Journal, Retention
+from kvspool.journal import Floor, Retention
 from kvspool.journal import files as journals
 from kvspool.options import Start
 from kvspool.record import STRUCTURED
@@ -86,6 +86,9 @@ def add_retention(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--max-age", type=age, metavar="AGE", help="of a journal: remove segments with only older records; in seconds, or as 90m, 12h, 30d"
     )
+    parser.add_argument(
+        "--by-record", action="store_true", help="of a journal: --max-age counts the timestamps of records, not the time of the last write"
+    )
     parser.add_argument("--by-readers", action="store_true", help="of a journal: remove records that every durable reader has committed")
     parser.add_argument(
         "--floor",
@@ -99,9 +102,12 @@ def add_retention(parser: argparse._ActionsContainer) -> None:
 
 def retention(arguments: argparse.Namespace) -> Retention | None:
     """Return the rules of the options; None without any."""
+    if arguments.by_record and arguments.max_age is None:
+        raise BadInput("--by-record says how --max-age counts: give both")
     rules = Retention(
         max_bytes=arguments.max_bytes,
         max_age=arguments.max_age,
+        by_record=arguments.by_record,
         by_consumers=arguments.by_readers,
         floor=arguments.floor,
         force=arguments.force,
@@ -110,10 +116,10 @@ def retention(arguments: argparse.Namespace) -> Retention | None:
 
 
 @contextmanager
-def opened_journal(path: Path, otherwise: str) -> Iterator[Journal]:
+def opened_journal(path: Path, otherwise: str) -> Iterator[kvspool.Log]:
     """Open the journal at a path for the `with` block. Raises BadInput for another log, with the text `otherwise`."""
     with kvspool.open(path) as log:
-        if not isinstance(log, Journal):
+        if "trim" not in log.capabilities:
             raise BadInput(f"{path} is not a journal: {otherwise}")
         yield log
 

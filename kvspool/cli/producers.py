@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+import kvspool
 from kvspool.cli import options, output, plugins
 from kvspool.cli.options import BadInput
 from kvspool.cli.stats import when
-from kvspool.journal import Journal
-from kvspool.spool import Spool
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -39,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the producers, or forget some."""
     with plugins.opened(arguments.path, arguments.plugins) as log:
-        if not isinstance(log, (Spool, Journal)):
+        if not isinstance(log, kvspool.Log):
             raise BadInput(f"{arguments.path} holds several logs, or is a queue; producers belong to one spool or journal")
         if arguments.forget:
             known = log.forget_producers(arguments.forget)

@@ -8,12 +8,11 @@ from pathlib import Path
 
 from kvspool.cli import output
 from kvspool.cli.options import BadInput
-from kvspool.journal import Journal
+from kvspool.log import Log
 from kvspool.opening import logs
 from kvspool.options import Isolation, OnGap, Start
 from kvspool.queue import ChunkQueue, QueueRepairReport, QueueStats, QueueVerifyReport, is_queue
 from kvspool.record import Record
-from kvspool.spool import Spool
 from kvspool.system.handles import Handle
 
 
@@ -57,20 +56,11 @@ class QueueLog(Handle):
         self.queue.close()
 
 
-def open_log(path: Path) -> Spool | Journal:
+def open_log(path: Path) -> Log:
     """Open a log for a command that doesn't support queues. Raises BadInput, and the errors of `kvspool.open`."""
     if is_queue(path):
         raise BadInput(f"{path} is a queue, which this command does not support; see kvspool.queue in the library")
     return logs.open_store(path)
-
-
-def open_spool(path: Path) -> Spool:
-    """Open a spool for a command that doesn't support other logs. Raises BadInput, and the errors of `kvspool.open`."""
-    log = open_log(path)
-    if isinstance(log, Journal):
-        log.close()
-        raise BadInput(f"{path} is a journal, which this command does not support")
-    return log
 
 
 def show(report: QueueVerifyReport) -> None:

@@ -6,22 +6,26 @@ import argparse
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+import kvspool
 from kvspool.cli import options, output, plugins
 from kvspool.cli.options import BadInput
 from kvspool.cli.stats import when
 from kvspool.engine import sizes
+from kvspool.engine.stats import Consumer
 from kvspool.errors import KvspoolError
-from kvspool.journal import Consumer, Journal
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+    from kvspool.reader import ReaderStats
 
 NAME = "readers"
 ALIASES = ("offsets",)
 SUMMARY = "show, set or delete the durable readers of a log"
 DESCRIPTION = """\
-Show the durable readers of a log: position and lag; of a spool also the time of the last commit, and whether it is open. With --json one
-object for each, with the field names of the library. `kvspool offsets` is the same command: journals call the position of a reader an
+Show the durable readers of a log: position, lag and the time of the last commit; of a spool also whether it is open. With --json one
+object for each, with the field names of the library; of a journal only the position and the lag in records.
+`kvspool offsets` is the same command: journals call the position of a reader an
 offset."""
 EXAMPLES = """\
   kvspool readers events
@@ -46,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the readers, or set or delete one."""
     with plugins.opened(arguments.path, arguments.plugins) as log:
-        if not hasattr(log, "readers"):
+        if not isinstance(log, kvspool.Log):
             raise BadInput(f"{arguments.path} holds several logs, or is a queue; readers belong to one of them")
         if arguments.set is not None:
             _set(log, *arguments.set)
@@ -55,12 +59,12 @@ def run(arguments: argparse.Namespace) -> int:
         if name is not None:
             _delete(log, name)
             return 0
-        found = log.consumers() if isinstance(log, Journal) else log.readers()
+        found = log.readers()
     if arguments.json:
         for one in found:
-            output.print_json(one)
+            output.print_json(one if one.slot >= 0 else _in_journal(one))
     else:
-        output.console().print(_short_table(found) if isinstance(log, Journal) else _table(found))
+        output.console().print(_table(found))
     return 0
 
 
@@ -83,8 +87,6 @@ def _set(log: Any, name: str, text: str) -> None:
 
 
 def _delete(log: Any, name: str | int) -> None:
-    if isinstance(log, Journal) and not isinstance(name, str):
-        raise BadInput(f"{log.path} is a journal: its readers have no slots; name the reader with --delete")
     try:
         log.delete_reader(name)
     except KvspoolError:
@@ -94,21 +96,12 @@ def _delete(log: Any, name: str | int) -> None:
     print(output.escape(f"deleted the reader {name!r}" if isinstance(name, str) else f"deleted the reader in slot {name}"))
 
 
-def _short_table(found: list[Consumer]) -> Table:
-    """Return a row for each reader of a journal, of which only the position is known."""
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(header_style="bold cyan")
-    for title in ("reader", "next", "record lag", "state"):
-        table.add_column(title, justify="right" if title in ("next", "record lag") else "left", overflow="fold")
-    for one in found:
-        place = ["-", "-"] if one.sequence is None else [f"{one.sequence:,}", f"{one.lag:,}"]
-        table.add_row(*(Text(output.escape(cell)) for cell in (one.name, *place, one.problem)))
-    return table
+def _in_journal(one: ReaderStats) -> Consumer:
+    """Return the state of a reader of a journal, of which JSON has only the position."""
+    return Consumer(one.name, one.sequence, 0 if one.lag is None else one.lag.records, one.problem)
 
 
-def _table(found: list[Any]) -> Table:
+def _table(found: list[ReaderStats]) -> Table:
     """Return a row for each reader."""
     from rich.table import Table
     from rich.text import Text
@@ -118,17 +111,17 @@ def _table(found: list[Any]) -> Table:
         right = title in ("slot", "next") or title.endswith("lag")
         table.add_column(title, justify="right" if right else "left", overflow="fold")
     for one in found:
-        cells = [one.name, str(one.slot), *_place(one), when(one.updated), _state(one)]
+        cells = [one.name, str(one.slot) if one.slot >= 0 else "-", *_place(one), when(one.updated), _state(one)]
         table.add_row(*(Text(output.escape(cell)) for cell in cells))
     return table
 
 
-def _place(one: Any) -> list[str]:
-    if one.lag is None:
+def _place(one: ReaderStats) -> list[str]:
+    if one.sequence is None or one.lag is None:
         return ["-"] * 4
     return [f"{one.sequence:,}", f"{one.lag.records:,}", sizes.show(one.lag.bytes), f"{one.lag.seconds:,.1f}"]
 
 
-def _state(one: Any) -> str:
+def _state(one: ReaderStats) -> str:
     words = [word for word, is_so in (("damaged", one.damaged), ("expired", one.expired), ("open", one.open)) if is_so]
-    return ", ".join(words) or "closed"
+    return one.problem or ", ".join(words) or ("closed" if one.open is not None else "-")

@@ -7,7 +7,6 @@ import argparse
 import kvspool
 from kvspool import RepairReport
 from kvspool.cli import options, output, queues, verify
-from kvspool.journal.repair import JournalRepairReport
 from kvspool.queue import QueueRepairReport
 
 NAME = "repair"
@@ -42,20 +41,19 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if report.verify.is_sound else 5
 
 
-def _show(report: RepairReport | JournalRepairReport | QueueRepairReport) -> None:
+def _show(report: RepairReport | QueueRepairReport) -> None:
     if isinstance(report, QueueRepairReport):
         queues.show_repair(report)
         return
-    if isinstance(report, JournalRepairReport):
-        _show_segments(report)
-    elif report.recovery is not None:
+    if report.recovery is not None:
         print(output.escape(str(report.recovery)))
+    _show_segments(report)
     if report.sync_error:
         print(f"the failed flush (errno {report.sync_error}) has now succeeded; the log takes records again")
     verify.show(report.verify)
 
 
-def _show_segments(report: JournalRepairReport) -> None:
+def _show_segments(report: RepairReport) -> None:
     for one in report.removed:
         words = f"removed {one.size:,} bytes from {one.segment} at position {one.position}, where sequence {one.sequence} should be"
         print(output.escape(f"{words}; they are kept in {one.kept}"))

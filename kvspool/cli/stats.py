@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from kvspool.cli import options, output, plugins, watch
 from kvspool.engine import sizes
-from kvspool.journal import JournalStats
-from kvspool.spool.rates import Rates
+from kvspool.engine.stats import LogStats, Rates
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -69,10 +69,17 @@ def run(arguments: argparse.Namespace) -> int:
             watch.run(log, arguments.interval, is_json=arguments.json)
         stats = log.stats()
     if arguments.json:
-        output.print_json(stats)
+        output.print_json(members(stats))
     else:
         output.console().print(_rows(stats) if isinstance(stats, list) else _card(stats))
     return 0
+
+
+def members(stats: Any) -> Any:
+    """Return statistics for JSON: of a log only the fields that its kind has."""
+    if isinstance(stats, list):
+        return [members(one) for one in stats]
+    return {name: getattr(stats, name) for name in stats.shown()} if isinstance(stats, LogStats) else stats
 
 
 def _card(stats: Any) -> Table:
@@ -82,11 +89,16 @@ def _card(stats: Any) -> Table:
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="cyan", no_wrap=True)
     table.add_column(overflow="fold")
-    for name in stats.__struct_fields__:
+    for name in _shown(stats):
         table.add_row(name.replace("_", " "), _cell(stats, name))
-        if name == "used" and getattr(stats, "capacity", 0):
+        if name == "used" and getattr(stats, "capacity", None):
             table.add_row("percent used", _bar(stats))
     return table
+
+
+def _shown(stats: Any) -> Sequence[str]:
+    """Return the names of the fields to show."""
+    return stats.shown() if isinstance(stats, LogStats) else stats.__struct_fields__
 
 
 def _rows(many: list[Any]) -> Table:
@@ -96,7 +108,7 @@ def _rows(many: list[Any]) -> Table:
 
     table = Table(header_style="bold cyan")
     table.add_column("log", overflow="fold")
-    names = [name for name in (many[0].__struct_fields__ if many else ()) if name not in _DETAILS]
+    names = [name for name in (_shown(many[0]) if many else ()) if name not in _DETAILS]
     for name in names:
         table.add_column(name.replace("_", " "), justify="left" if name in _TIMES else "right")
     for stats in many:
@@ -115,8 +127,8 @@ def _cell(stats: Any, name: str) -> RenderableType:
         return Text(_rates(value))
     if isinstance(value, int) and not isinstance(value, bool):
         return Text(sizes.show(value) if name.rpartition("_")[2] in _SIZES else f"{value:,}")
-    if isinstance(stats, JournalStats) and name == "readers":
-        return Text(output.escape(", ".join(f"{one.name} ({one.problem or f'{one.lag:,} behind'})" for one in stats.readers)))
+    if name == "readers":
+        return Text(output.escape(", ".join(f"{one.name} ({one.problem or f'{one.lag:,} behind'})" for one in value)))
     return Text(output.escape(str(value)))
 
 

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+import kvspool
 from kvspool import KvspoolError
 from kvspool.cli import options, output
 from kvspool.cli.options import BadInput
 from kvspool.engine import sizes
-from kvspool.journal import Journal, Retention
-from kvspool.journal.trim import TrimReport
+from kvspool.engine.retention import TrimReport
+from kvspool.journal import Retention
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -63,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _trimmed(log: Journal, rules: Retention | None, arguments: argparse.Namespace) -> TrimReport:
+def _trimmed(log: kvspool.Log, rules: Retention | None, arguments: argparse.Namespace) -> TrimReport:
     if rules is not None and not rules.has_limit and arguments.before is None:
         rules = _together(log.retention, rules)
     try:

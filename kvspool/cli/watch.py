@@ -10,9 +10,9 @@ from kvspool import system
 from kvspool.cli import output
 from kvspool.cli.options import BadInput
 from kvspool.engine import sizes
-from kvspool.journal import Journal
+from kvspool.engine.stats import Bucket, Rates
 from kvspool.kernel import frames_py as frames
-from kvspool.spool.rates import Bucket, Rates, together
+from kvspool.spool.rates import together
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -22,7 +22,7 @@ _LEVELS = "▁▂▃▄▅▆▇█"
 
 def run(log: Any, interval: float, *, is_json: bool) -> None:
     """Show the rates repeatedly, until an exception such as Ctrl-C. Raises BadInput for a journal."""
-    if isinstance(log, Journal):
+    if not getattr(log.stats(), "rates", Rates(1)).time:
         raise BadInput(f"{log.path} is a journal, which has no rates; kvspool stats shows its contents")
     if is_json:
         while True:

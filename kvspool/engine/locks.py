@@ -18,12 +18,25 @@ from typing import TypeVar
 from kvspool import system
 from kvspool.errors import LockTimeout
 from kvspool.kernel.lock import AppendLock
+from kvspool.kernel.lock_py import GATE
 from kvspool.system.descriptor import Descriptor
 from kvspool.system.handles import Handle
 
 T = TypeVar("T")
 FIRST_PAUSE = 20e-6  # seconds; a holder needs less to append one record
 LONGEST_PAUSE = 2e-3  # seconds; the longest delay of a waiter after the lock became free
+
+# Of the append lock, in ns. Before the first and the last poll of a word that another process owns: each poll takes the word's cache line
+# from the owner. So waiters poll seldom, and the owner appends a few more records meanwhile. The processors then also exchange all other
+# lines less often.
+POLLS = 4_000, 16_000
+# The first sleep, and the longest that no event ends. The owner's appends in the first one outweigh the cost of the wake-up.
+SLEEPS = 400_000, 2_000_000
+
+
+def append_lock(control: memoryview, at: int, fd: int, gate: int = GATE) -> AppendLock:
+    """Return the append lock of a handle: word `at` of `control`; `fd` is its own descriptor of the file with the bytes."""
+    return AppendLock(control, at, fd, int.from_bytes(system.port.random(8), "little"), gate, POLLS, SLEEPS)
 
 
 def wait_for(

@@ -91,7 +91,7 @@ def directory(path: Path, discard: Callable[[Path], None]) -> Iterator[Making]:
         _give_up(building, discard, error)
         raise
     finally:
-        with suppress(OSError):  # it is closed anyway; the block has released it if it succeeded
+        with suppress(OSError):  # it is closed anyway
             made.release()
 
 

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from kvspool import system
-from kvspool.kernel import wakeups_py
 from kvspool.kernel.wakeups import Waiting
 from kvspool.system.handles import Handle
 
@@ -26,8 +25,9 @@ MODIFY, ATTRIB, MOVED_TO, CREATE, ONLYDIR = 0x2, 0x4, 0x80, 0x100, 0x1000000
 CHANGED = MODIFY  # a byte of the file was written
 ENTERED = CREATE | MOVED_TO | ONLYDIR  # a name appeared in the directory
 LINKS = ATTRIB  # a name of the file was removed, or other metadata changed
-POLL = wakeups_py.POLL
-BLIND_POLL = wakeups_py.BLIND_POLL
+POLL = 0.5  # seconds between two checks of everything, even without events
+BLIND_POLL = 0.005  # seconds between two checks if no event can arrive
+SLICE = 50_000  # ns that a thread polls memory without a break
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.ENOMEM)  # no instance or watch is free
 
 
@@ -35,7 +35,7 @@ class Watcher(Waiting, Handle):
     """Watches files and directories, each under a key of the caller's. Use it in one thread of one process; another may close it."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(POLL, BLIND_POLL)
         try:
             self._notifier = system.port.inotify()
             self._fd = self._notifier.fileno()

@@ -1,16 +1,14 @@
 """Journals: unbounded logs, in the formats of other programs and in kvspool's own."""
 
+from kvspool.engine.reports import ArchiveReport, Removed
+from kvspool.engine.retention import Floor, Retention, TrimPlan, TrimReport
+from kvspool.engine.stats import Consumer
 from kvspool.journal.appender import Torn
-from kvspool.journal.archive import ArchiveReport
 from kvspool.journal.damage import SegmentDamage
 from kvspool.journal.fixed import FixedJournal
 from kvspool.journal.format import JournalBatch
 from kvspool.journal.journal import Journal
-from kvspool.journal.reader import Consumer, JournalReader
-from kvspool.journal.repair import JournalRepairReport, Removed
-from kvspool.journal.retention import Floor, Retention
-from kvspool.journal.stats import JournalStats
-from kvspool.journal.trim import TrimPlan, TrimReport
+from kvspool.journal.reader import JournalReader
 
 __all__ = [
     "ArchiveReport",
@@ -20,8 +18,6 @@ __all__ = [
     "Journal",
     "JournalBatch",
     "JournalReader",
-    "JournalRepairReport",
-    "JournalStats",
     "Removed",
     "Retention",
     "SegmentDamage",

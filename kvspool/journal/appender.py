@@ -1,4 +1,6 @@
-"""Append to a journal: one lock, whole frames at the end of the last segment, then the page that records the end.
+"""Append to a journal by the slow path: one lock, whole frames at the end of the last segment, then the page that records the end.
+
+An append of one record in one step is in `kernel.tail_py`. It comes here only if that step is not possible, and after a crash during it.
 
 The traces of a process that crashes meanwhile, and the work of the next writer, both under the append lock:
 

@@ -20,10 +20,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from kvspool import system
 from kvspool.engine import locks
+from kvspool.engine.reports import ArchiveReport, Converted
 from kvspool.errors import Corruption
 from kvspool.journal import seekable
 from kvspool.journal.control import ADMIN, Control
@@ -39,36 +38,6 @@ if TYPE_CHECKING:
 LEVELS = range(1, 23)
 TEMPORARY = ".tmp"
 Progress = Callable[[int, int], None]
-
-
-class Converted(msgspec.Struct, frozen=True):
-    """One segment that changed its form.
-
-    base: sequence of its first record; before, after: bytes of its file; in a dry run `after` is None.
-    """
-
-    base: int
-    before: int
-    after: int | None
-
-
-class ArchiveReport(msgspec.Struct, frozen=True):
-    """The segments that were archived, or restored with `undo`; with `dry_run`, those that would be. bytes_after: None in a dry run."""
-
-    path: str
-    dry_run: bool
-    undo: bool
-    segments: list[Converted]
-
-    @property
-    def bytes_before(self) -> int:
-        """Return the previous size of the segments in bytes."""
-        return sum(one.before for one in self.segments)
-
-    @property
-    def bytes_after(self) -> int | None:
-        """Return their present size in bytes; None if nothing was done."""
-        return None if self.dry_run else sum(one.after or 0 for one in self.segments)
 
 
 class Archiver:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +46,7 @@ def _encoded(values: list[Any], codec: Codec) -> tuple[list[bytes], bytes | None
     return [value for value, _ in encoded], bytes(codec for _, codec in encoded)
 
 
-def prepare_columns(format: Format, parts: list[JournalColumns], rows: memoryview | None) -> JournalRows:
+def prepare_columns(format: Format, parts: Sequence[JournalColumns], rows: memoryview | None) -> JournalRows:
     """Check columns, and return the given rows (int32 numbers; None: all) of each part, as the format appends them."""
     from kvspool.journal.columns import ColumnRows
 

@@ -145,10 +145,7 @@ class ConsumerIndex(Offsets):
 
     def take(self, name: str) -> Lease:
         sidecars.prepare(self.directory)
-        import hashlib
-
-        digest = hashlib.sha256(self._read().id_of(name)).hexdigest()
-        return Lease(sidecars.beside(self.directory) / f"reader-{digest[:32]}.lck", self._mode, name)
+        return Lease(sidecars.reader_lock(self.directory, self._read().id_of(name)), self._mode, name)
 
     def _read(self) -> StoredConsumers:
         return parse_index(read_index(self.directory))

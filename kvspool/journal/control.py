@@ -39,11 +39,11 @@ from kvspool import system
 from kvspool.engine import locks
 from kvspool.engine.layout import Layout
 from kvspool.errors import Closed, KvspoolError, LockTimeout, LogVanished, NotAFile
+from kvspool.journal.tail import COPY, TAIL
 from kvspool.kernel import tail_py as tails
 from kvspool.kernel.frames import crc32c
 from kvspool.kernel.group import FlushGroup
-from kvspool.kernel.lock import AppendLock
-from kvspool.kernel.lock_py import SLOT, SLOTS_AT
+from kvspool.kernel.lock_py import OWNER, WRITER_SLOTS_AT
 from kvspool.kernel.tail import Tail
 from kvspool.record import NO_TIME
 from kvspool.system import filesystems, holders
@@ -56,6 +56,8 @@ USED_AT, USED = 1 << 40, 1 << 40  # each writer locks one of these bytes, shared
 TAIL_BYTES = 4096  # of the tail's file
 UNFIT = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, errno.ENODEV, errno.EOPNOTSUPP)  # if a process can have no tail
 TRIES = 5
+FRESH = 50_000  # ns for which a tail's check of names counts: about the time between the check and the write of the slow path
+PAUSE = 2_000  # ns between two appends, in which the caller can't rename or remove anything
 NOT_BEGUN = (1 << 64) - 1  # `end`, during the creation of a new segment
 End = tuple[int, int, int, int, int]  # content of a tail: base, end, next sequence, latest timestamp, synced sequence
 
@@ -244,9 +246,9 @@ class Control(Handle):
         if memory is None:
             system.port.unlock(self.fd, byte)
             return None
-        lock = AppendLock(memory, tails.LOCK, self.fd, int.from_bytes(system.port.random(8), "little"), APPEND)
+        lock = locks.append_lock(memory, tails.LOCK, self.fd, APPEND)
         holder = memoryview(struct.pack("<4Q", *self.holder))
-        tail = Tail(memory, lock, self.fd, _seed(self.boot_id, status), holder)
+        tail = Tail(memory, lock, self.fd, _seed(self.boot_id, status), holder, FRESH, PAUSE)
         group = FlushGroup(tail, memory, tails.GROUP, SYNC)
         group.lock_fd = self.fd
         return tail, group
@@ -497,8 +499,8 @@ def is_appended_to(path: Path, fd: int) -> bool:
         return system.port.is_locked(fd, APPEND)
     slot = 0  # compiled writers share the gate while they are open: then the word counts
     with suppress(OSError), Descriptor(tail_file(path), os.O_RDONLY) as tail:
-        slot = int.from_bytes(system.port.read(tail, 8, 8 * tails.LOCK), "little") & SLOT
-    return slot != 0 and system.port.is_locked(fd, SLOTS_AT + slot - 1)
+        slot = int.from_bytes(system.port.read(tail, 8, 8 * tails.LOCK), "little") & OWNER
+    return slot != 0 and system.port.is_locked(fd, WRITER_SLOTS_AT + slot - 1)
 
 
 def _void_tail(path: Path) -> None:
@@ -539,16 +541,14 @@ def _tail_at(path: Path, boot_id: bytes) -> tuple[End | None, int]:
     with suppress(OSError):
         for _ in range(TRIES):  # a writer may be changing it
             with Descriptor(tail_file(path), os.O_RDONLY) as fd:
-                data, seed = system.port.read(fd, 8 * tails.WORDS, 0), _seed(boot_id, system.port.status(fd))
-            if len(data) < 8 * tails.WORDS:
+                data, seed = system.port.read(fd, TAIL.size, 0), _seed(boot_id, system.port.status(fd))
+            if len(data) < TAIL.size:
                 return None, 0
-            count = int.from_bytes(data[8 * tails.COUNT : 8 * tails.COUNT + 8], "little")
-            at = 8 * (tails.COPIES + tails.COPY_WORDS * ((count >> 2) & 1))
-            copy = data[at : at + 8 * tails.CHECK]
-            check = int.from_bytes(data[at + 8 * tails.CHECK : at + 8 * tails.CHECK + 8], "little")
-            if check == tails.HIGH | crc32c(seed, copy):
-                base, end, sequence, latest, synced = struct.unpack("<3QqQ", copy)
-                return None if count & tails.ELSEWHERE else (base, end, sequence, latest, synced), synced
+            count = TAIL.unpack(data).state
+            at = TAIL.offset("copies") + COPY.size * ((count >> 2) & 1)
+            copy = COPY.unpack(data, at)
+            if copy.check == tails.HIGH | crc32c(seed, data[at : at + COPY.offset("check")]):
+                return None if count & tails.ELSEWHERE else copy[:5], copy.synced
     return None, 0
 
 

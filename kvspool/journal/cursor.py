@@ -1,6 +1,7 @@
 """A position in a journal that moves forward, exactly, over frames, from segment to segment, and over lost records.
 
-No lock is taken. An incomplete frame is the end for now. Records that a cursor can't return become a Gap:
+No lock is taken. If another journal is at the path when a segment is opened, the cursor raises LogVanished. An incomplete frame is the end
+for now. Records that a cursor can't return become a Gap:
 
 - *trimmed*: the oldest segments were removed before they were read;
 - *damaged*: the bytes at the position are no frame; the cursor continues after them, in the next segment if the format doesn't tell where.
@@ -22,7 +23,6 @@ from kvspool.engine.cursor import Make
 from kvspool.engine.wakeups import CHANGED, ENTERED, LINKS, Watcher
 from kvspool.errors import Corruption, KvspoolError, LogVanished, Truncated
 from kvspool.journal import control
-from kvspool.journal.appender import IS_ONE_STEP
 from kvspool.journal.format import DAMAGED, JUMPED, LAST_SEQUENCE, SHORT, Scan
 from kvspool.journal.segments import Segment, Segments
 from kvspool.journal.walking import walk
@@ -323,6 +323,8 @@ class SegmentCursor(cursor.Cursor):
     def _go_on(self, reason: str) -> Gap | None:
         """Go to the first later segment. The records in between are lost."""
         later = self._later()
+        if later:
+            self.segments.refuse()
         if not later and not self._is_entered:
             self._has_more = False  # there never was a segment
             return None
@@ -431,7 +433,7 @@ class FileWaiter(Handle):
         return watcher
 
     def park(self, batch: Batch, seconds: float) -> None:
-        if not self._is_calm or self._spin or self._watcher is None or self._watched != self._cursor.base or not IS_ONE_STEP:
+        if not self._is_calm or self._spin or self._watcher is None or self._watched != self._cursor.base:
             return
         self._sleeper = self._cursor.sleeper(self._watcher)
         if self._sleeper is not None:

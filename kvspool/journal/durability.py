@@ -5,6 +5,8 @@ Segments before the last one are on disk since the last one began. So a flush co
 **Group commit.** If writers share a tail (`kernel.tail_py`), it contains the synced sequence, and the words of their `FlushGroup`.
 A flush then needs one read of the tail, one `fdatasync` of a descriptor that this handle keeps, and a moment of the append lock.
 
+`_flush_tail` does this for the leader, and `_flush` is the long way.
+
 **The long way** is used without a tail, or if the tail doesn't give the end of the journal: it finds the end from the page of the lock
 file, and stores the synced sequence there. A waiter for the flush lock checks that before it flushes again.
 

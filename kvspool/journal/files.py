@@ -122,7 +122,7 @@ def lies_at(path: Path) -> bool:
 def find(path: Path, format: str | None = None, limits: dict[str, int] | None = None) -> tuple[Format, Settings] | None:
     """Return the format and the settings of the journal at a path; None if there is none.
 
-    format, limits: instead of the detected ones. Raises FormatError for an unknown format, Corruption, ValueError.
+    format, limits: instead of the detected ones. Raises FormatError for an unknown format or missing limits, Corruption, ValueError.
     """
     for name, known in FORMATS.items():
         if format is not None and name != format:
@@ -136,8 +136,19 @@ def find(path: Path, format: str | None = None, limits: dict[str, int] | None = 
             return known(**known.chosen_limits(chosen.limits, limits or {})), chosen
         if chosen is None and known.lies_at(path, is_sure=format is not None):
             _refuse_unknown(known, limits or {})
+            _refuse_unlimited(known, limits or {}, path)
             return known(**(limits or {})), Settings(format=name)
     return None
+
+
+def _refuse_unlimited(known: type[Format], limits: dict[str, int], path: Path) -> None:
+    """Raise FormatError for a journal without settings whose format needs limits that aren't given."""
+    missing = [name for name in known.needed_limits() if name not in limits]
+    if missing:
+        raise FormatError(
+            f"{path} has no settings ({known.sidecar(path) / settings.NAME}), and the format {known.name} can't be read without "
+            f"its {' and '.join(missing)}: give them as options, or create a journal with kvspool.create"
+        )
 
 
 def _refuse_unknown(known: type[Format], limits: dict[str, int]) -> None:

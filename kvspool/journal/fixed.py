@@ -43,8 +43,8 @@ class FixedPlaces(Places):
         super().__init__(path, format)
         self.bounds = sidecar_bounds(path)
 
-    def first(self) -> int:
-        oldest = max(self.bases()[0], self.bounds.first())
+    def first(self, bases: list[int] | None = None) -> int:
+        oldest = max((bases or self.bases())[0], self.bounds.first())
         size = self.bounds.unfinished()
         return oldest if size is None else min(oldest, size)
 
@@ -85,7 +85,7 @@ class FixedJournal(Journal):
     def __init__(self, path: Path, format: Fixed, **options: Any) -> None:
         super().__init__(path, format, **options)
         self._bounds = self._places.bounds
-        self._blobs = Segments(path, format)  # for `item`
+        self._blobs = self.segments_to_read()  # for `item`
         self._blobs_lock = threading.Lock()
 
     # Items.
@@ -247,8 +247,9 @@ class FixedJournal(Journal):
 
     def cursor_from(self, place: SegmentPlace, end: int | None, isolation: Isolation = "appended") -> SegmentCursor:
         self.check_open()
+        self.refuse_another()
         limit = self._places.synced if check_isolation(isolation) == "synced" else None
-        return FixedCursor(Segments(self.path, self.format), place, end, limit, self._bounds)
+        return FixedCursor(self.segments_to_read(), place, end, limit, self._bounds)
 
     # Other methods.
 

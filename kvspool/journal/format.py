@@ -18,6 +18,7 @@ from kvspool.log import unsupported
 from kvspool.record import NO_TIME, Codec
 
 if TYPE_CHECKING:
+    from kvspool.engine.rows import Room
     from kvspool.journal.offsets import Offsets
     from kvspool.journal.segment import Segment
 
@@ -165,6 +166,20 @@ class Format(ABC):
     full_at: int  # bytes of a segment; an append that doesn't reach it begins no new one
     most_bytes: int = (1 << 63) - 1  # of a segment; bytes after them are ignored
 
+    @property
+    def room(self) -> Room:
+        """Return the fields that records can store."""
+        from kvspool.engine.rows import Room
+
+        return Room(
+            keys=self.has_keys,
+            empty_keys=self.has_keys and self.has_empty_keys,
+            types=self.has_types,
+            timestamps=self.has_timestamps,
+            is_raised=self.has_timestamps,
+            codecs=self.has_codecs,
+        )
+
     @abstractmethod
     def limits(self) -> dict[str, int]:
         """Return the arguments of the constructor, by name; they are stored in the journal's settings."""
@@ -174,6 +189,12 @@ class Format(ABC):
         """Return the names of the constructor's parameters."""
         code = cls.__init__.__code__
         return code.co_varnames[1 : code.co_argcount]
+
+    @classmethod
+    def needed_limits(cls) -> tuple[str, ...]:
+        """Return the names of the parameters that have no default."""
+        names, defaults = cls.limit_names(), cls.__init__.__defaults__ or ()
+        return names[: len(names) - len(defaults)]
 
     @classmethod
     def chosen_limits(cls, stored: dict[str, int], given: dict[str, int]) -> dict[str, int]:

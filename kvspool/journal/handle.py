@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
+    from kvspool.engine.retention import Retention
     from kvspool.journal.appender import Appender
     from kvspool.journal.control import Control, Page
     from kvspool.journal.format import Format
     from kvspool.journal.offsets import Offsets
-    from kvspool.journal.retention import Retention
     from kvspool.journal.segments import Segment, Segments
     from kvspool.options import Durability
 

@@ -15,7 +15,7 @@ has committed automatically, as its program does; see `dropping`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -24,11 +24,13 @@ from kvspool import system
 from kvspool.engine.background import SYNC_INTERVAL
 from kvspool.engine.damage import VerifyReport
 from kvspool.engine.iteration import Iterations
+from kvspool.engine.reports import ArchiveReport, RepairReport
+from kvspool.engine.retention import Retention, TrimReport
+from kvspool.engine.stats import Consumer, LogStats
 from kvspool.errors import AGAIN, Corruption, NoSuchReader, OutOfRange
 from kvspool.journal import archive as archiving
 from kvspool.journal import batches, home, producing, settings, stats, trim
 from kvspool.journal.appender import Appender, ProducerStates, Torn
-from kvspool.journal.archive import ArchiveReport
 from kvspool.journal.control import Control, Page
 from kvspool.journal.cursor import SegmentCursor, SegmentPlace
 from kvspool.journal.dropping import AppenderRetention
@@ -37,12 +39,10 @@ from kvspool.journal.format import Format, JournalBatch, JournalRows
 from kvspool.journal.home import Home
 from kvspool.journal.offsets import Lease, Offsets
 from kvspool.journal.places import Places
-from kvspool.journal.reader import Consumer, JournalReader
-from kvspool.journal.repair import JournalRepairReport, repair_journal
-from kvspool.journal.retention import Retention
-from kvspool.journal.segments import Segment, Segments
-from kvspool.journal.stats import JournalStats
-from kvspool.journal.trim import Elsewhere, TrimReport, drop_consumed
+from kvspool.journal.reader import JournalReader
+from kvspool.journal.repair import repair_journal
+from kvspool.journal.segments import OPEN, Segment, Segments
+from kvspool.journal.trim import Elsewhere, drop_consumed
 from kvspool.journal.verify import verify_journal
 from kvspool.kernel.tail_py import BUSY, SLOW, Tail
 from kvspool.log import Log
@@ -55,6 +55,7 @@ from kvspool.system import forks
 if TYPE_CHECKING:
     import pyarrow
 
+    from kvspool.engine.rows import Room
     from kvspool.journal.columns import JournalColumns, Records
 
 T = TypeVar("T")
@@ -65,11 +66,12 @@ class Journal(Log):
     """A handle of a journal; see `Log` for the capabilities of every log."""
 
     PLACES: ClassVar[type[Places]] = Places
+    always_has_id = False
     HELPERS = frozenset(
         """
-        PLACES append_in_transaction append_records bases begin clamped committed control cursor_from end_of_read first forked
-        generation lag latest_time locked mode offsets place place_seen prepare_columns readable_end records_from refuse_another
-        refuse_handler segment_of segments_apart under_lock
+        PLACES append_in_transaction append_records bases begin capacity clamped committed control cursor_from end_of_read first forked
+        generation lag latest_time locked mode offsets place place_seen readable_end records_from refuse_another
+        refuse_handler segment_of segments_apart segments_to_read under_lock
         """.split()
     )
 
@@ -86,6 +88,7 @@ class Journal(Log):
     ) -> None:
         self.path = path
         self.format = format
+        self.has_checksums = format.has_checksums
         self.timeout = timeout
         self.durability = durability
         self.sync_interval = sync_interval or SYNC_INTERVAL
@@ -114,6 +117,13 @@ class Journal(Log):
         has = {"keys": form.has_keys, "types": form.has_types, "timestamps": form.has_timestamps, "codecs": form.has_codecs}
         has |= {"producers": form.has_producers, "archive": form.has_archives, "at": True, "trim": True}
         return frozenset(name for name, is_so in has.items() if is_so)
+
+    @property
+    def room(self) -> Room:
+        return self.format.room
+
+    def limits(self) -> dict[str, Any]:
+        return self.format.limits()
 
     # Writing.
 
@@ -172,13 +182,16 @@ class Journal(Log):
         at: int | None = None,
     ) -> range:
         from kvspool.engine.columns import parts
-        from kvspool.journal.columns import JournalColumns
 
-        columns = [JournalColumns(part, codec) for part in parts(batch)]
+        columns = [self.columns_of(part, codec) for part in parts(batch)]
         return self.append_prepared(self.prepare_columns(columns), timeout, durable, at)
 
-    def prepare_columns(self, parts: list[JournalColumns], rows: memoryview | None = None) -> JournalRows:
-        """Prepare and check a batch for `append_prepared`: the given rows (int32 numbers; None: all) of each part."""
+    def columns_of(self, batch: pyarrow.RecordBatch, codec: int) -> JournalColumns:
+        from kvspool.journal.columns import JournalColumns
+
+        return JournalColumns(batch, codec)
+
+    def prepare_columns(self, parts: Sequence[JournalColumns], rows: memoryview | None = None, codec: int = Codec.RAW) -> JournalRows:
         self.check_open()
         return batches.prepare_columns(self.format, parts, rows)
 
@@ -309,10 +322,11 @@ class Journal(Log):
 
     def cursor_from(self, place: SegmentPlace, end: int | None, isolation: Isolation = "appended") -> SegmentCursor:
         self.check_open()
+        self.refuse_another()
         limit = self._places.synced if check_isolation(isolation) == "synced" else None
         if limit is None and end is None and self.format.reads_zeros and self._places.word_before_restart() is not None:
             limit = self._places.until_recovered
-        return SegmentCursor(Segments(self.path, self.format, most_open=1), place, end, limit)  # it only goes forward
+        return SegmentCursor(self.segments_to_read(most_open=1), place, end, limit)  # it only goes forward
 
     def cursor(
         self,
@@ -327,7 +341,6 @@ class Journal(Log):
         return found
 
     def has_vanished(self) -> bool:
-        """Return whether the journal was deleted or replaced."""
         return self._home.has_vanished()
 
     @property
@@ -344,6 +357,10 @@ class Journal(Log):
 
     def extent(self, isolation: Isolation = "appended") -> tuple[int, int]:
         return self._places.extent(isolation)
+
+    def extent_files(self) -> list[Path]:
+        segments = self.segments_apart()
+        return [segments.directory, self.format.lock_file(self.path), segments.path_of(self.bases()[-1])]
 
     def readable_end(self) -> int:
         """Return the sequence at which a read of the present records ends; see `Places.readable_end`."""
@@ -394,6 +411,7 @@ class Journal(Log):
         self._home.refuse_another()
         lease = self.offsets.take(name)
         try:
+            self._home.refuse_another()  # the lease would be of that one
             return self._iterations.add(self._new_reader(name, start, isolation, lease))
         except BaseException:
             lease.close()
@@ -416,22 +434,13 @@ class Journal(Log):
 
     def consumers(self) -> list[Consumer]:
         """Return the positions of all durable readers, and their lags in records."""
-        end = self.end()
-        found = []
-        for name in self.offsets.names():
-            try:
-                sequence = self.offsets.load(name)
-            except (OSError, ValueError, Corruption) as error:
-                found.append(Consumer(name, None, 0, str(error)))
-                continue
-            if sequence is not None:
-                found.append(Consumer(name, sequence, max(0, end - sequence)))
-        return found
+        self.check_open()
+        return self.offsets.listing(self.end() if self.offsets.names() else 0)
 
     def delete_reader(self, name: str | int) -> None:
         self.check_open()
         if not isinstance(name, str):
-            raise ValueError(f"{self.path} is a journal: its readers have no slots; {name!r} is not a reader's name")
+            raise ValueError(f"{self.path} is a journal: its readers have no slots, so {name!r} is not a reader; give its name")
         self._home.refuse_another()
         with suppress(Corruption):  # one with an unreadable position can be deleted nevertheless
             if self.offsets.load(name) is None:
@@ -469,9 +478,12 @@ class Journal(Log):
         return self._places.first()
 
     def records_from(self, sequence: int) -> int:
-        """Return the number of records from a sequence on, according to the numbers."""
         first, end = self.extent()
         return max(0, end - max(sequence, first))
+
+    def segments_to_read(self, most_open: int = OPEN) -> Segments:
+        """Return the directory of the segments with its own descriptors, which raises LogVanished as soon as another journal is there."""
+        return Segments(self.path, self.format, most_open, self.refuse_another)
 
     def segments_apart(self) -> Segments:
         """Return the directory of the segments with its own descriptors."""
@@ -482,7 +494,7 @@ class Journal(Log):
     def verify(self, progress: Progress | None = None) -> VerifyReport:
         return verify_journal(self, progress)
 
-    def repair(self, timeout: float | None = None) -> JournalRepairReport:
+    def repair(self, timeout: float | None = None) -> RepairReport:
         return repair_journal(self, self.mode(), self.timeout if timeout is None else timeout)
 
     def refuse_another(self) -> None:
@@ -506,8 +518,7 @@ class Journal(Log):
         timeout: float | None = None,
     ) -> ArchiveReport:
         self.check_open()
-        timeout = self.timeout if timeout is None else timeout
-        return archiving.archive(self, before, older_than, level, timeout, progress, dry_run=dry_run)
+        return archiving.archive(self, before, older_than, level, self.timeout if timeout is None else timeout, progress, dry_run=dry_run)
 
     def unarchive(
         self,
@@ -519,8 +530,7 @@ class Journal(Log):
         timeout: float | None = None,
     ) -> ArchiveReport:
         self.check_open()
-        timeout = self.timeout if timeout is None else timeout
-        return archiving.unarchive(self, before, older_than, timeout, progress, dry_run=dry_run)
+        return archiving.unarchive(self, before, older_than, self.timeout if timeout is None else timeout, progress, dry_run=dry_run)
 
     # Other methods.
 
@@ -551,9 +561,9 @@ class Journal(Log):
         """Under the append lock: store the settings with changed fields, also for a journal without settings; on disk."""
         self._home.change(self._codec, self.mode(), changes)
 
-    def stats(self) -> JournalStats:
+    def stats(self) -> LogStats:
         interval = self.sync_interval if self.durability == "os" else 0.0
-        return stats.collect(self._places, self._codec, self.durability, interval, self.consumers())
+        return stats.collect(self._places, self.log_id, self._codec, self.durability, interval, self.consumers())
 
     def latest_time(self) -> int:
         """Return the latest timestamp, NO_TIME if no record has one; later records get no earlier one. Takes the append lock."""

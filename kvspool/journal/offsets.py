@@ -13,6 +13,7 @@ from pathlib import Path
 
 from kvspool import system
 from kvspool.engine import locks
+from kvspool.engine.stats import Consumer
 from kvspool.errors import Corruption, NoSuchReader, ReaderBusy
 from kvspool.system import disk, forks
 from kvspool.system.descriptor import Descriptor
@@ -95,6 +96,19 @@ class Offsets(ABC):
         places = [self.load(name) for name in self.names()]
         return min((place for place in places if place is not None), default=None)
 
+    def listing(self, end: int) -> list[Consumer]:
+        """Return the position of each reader, and its distance from a sequence."""
+        found = []
+        for name in self.names():
+            try:
+                sequence = self.load(name)
+            except (OSError, ValueError, Corruption) as error:
+                found.append(Consumer(name, None, 0, str(error)))
+                continue
+            if sequence is not None:
+                found.append(Consumer(name, sequence, max(0, end - sequence)))
+        return found
+
     @abstractmethod
     def take(self, name: str) -> Lease:
         """Return the reader's lease. Raises ReaderBusy."""
@@ -149,7 +163,10 @@ class OffsetFiles(Offsets):
 
     def take(self, name: str) -> Lease:
         self._make_directory()
-        return Lease(self._path(name).with_suffix(".lck"), self._mode, name)
+        return Lease(self._lock_path(name), self._mode, name)
+
+    def _lock_path(self, name: str) -> Path:
+        return self._path(name).with_suffix(".lck")
 
     def _path(self, name: str) -> Path:
         return self.directory / f"{check_name(name)}.ofs"

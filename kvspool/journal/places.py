@@ -60,9 +60,9 @@ class Places(Handle):
             raise LogNotFound(f"{self.segments.directory} does not exist; was the journal deleted?") from None
         return bases or [max(self._page().next_sequence, self.format.first(self.path))]
 
-    def first(self) -> int:
-        """Return the sequence of the oldest record."""
-        return self.bases()[0]
+    def first(self, bases: list[int] | None = None) -> int:
+        """Return the sequence of the oldest record. bases: those of the segments, if the caller has them."""
+        return (bases or self.bases())[0]
 
     def most_records(self) -> int:
         """Return how many records the segments have room for at most."""

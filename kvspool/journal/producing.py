@@ -49,6 +49,8 @@ class ProducingJournal(Protocol):
 
     def first(self) -> int: ...
 
+    def columns_of(self, batch: Any, codec: int) -> Columns: ...
+
     def mode(self) -> int: ...
 
     def prepare(
@@ -82,9 +84,7 @@ class JournalProducing(Handle):
         return ListedRows(self._log.prepare(values, keys, type, timestamp))
 
     def columns(self, batch: Any, codec: int) -> Columns:
-        from kvspool.journal.columns import JournalColumns
-
-        return JournalColumns(batch, codec)
+        return self._log.columns_of(batch, codec)
 
     def column_rows(self, pieces: Pieces, codec: int) -> ColumnPieces:
         for part, _ in pieces:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-import msgspec
-
 from kvspool.errors import Closed
 from kvspool.options import Isolation, Start
 from kvspool.reader import Lag, Reader
@@ -14,18 +12,6 @@ from kvspool.system import forks
 if TYPE_CHECKING:
     from kvspool.journal.cursor import SegmentCursor, SegmentPlace
     from kvspool.journal.offsets import Lease, Offsets
-
-
-class Consumer(msgspec.Struct, frozen=True):
-    """A durable reader of a journal.
-
-    sequence: of its next record; lag: records from there to the end; problem: why its position can't be read.
-    """
-
-    name: str
-    sequence: int | None
-    lag: int
-    problem: str = ""
 
 
 class ReadableJournal(Protocol):

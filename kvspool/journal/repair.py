@@ -27,10 +27,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from kvspool import system
-from kvspool.engine.damage import VerifyReport
+from kvspool.engine.reports import Removed, RepairReport
 from kvspool.errors import Corruption, Poisoned
 from kvspool.journal.control import APPEND, MAGIC, NO_RUN, NOTHING, SYNC, Control, Page
 from kvspool.journal.damage import Examined, Run, examine
@@ -48,40 +46,19 @@ if TYPE_CHECKING:
 CHUNK = 1 << 20  # bytes copied at once
 
 
-class Removed(msgspec.Struct, frozen=True):
-    """Bytes removed from a segment. sequence: of the record that should begin there; kept: path of the file that contains the bytes."""
-
-    segment: str
-    position: int
-    sequence: int
-    size: int
-    kept: str
-
-
-class JournalRepairReport(msgspec.Struct, frozen=True):
-    """The result of a repair.
-
-    sync_error: errno of the failed flush, 0 if none had failed. removed: the removed bytes. begun: the first sequences of segments created
-    for frames after damage, or for records after lost numbers. headers: segments whose header was rewritten. written_anew: segments copied
-    because of the flush. verify: the state afterwards.
-    """
-
-    path: str
-    sync_error: int
-    removed: list[Removed]
-    begun: list[int]
-    headers: list[int]
-    written_anew: int
-    verify: VerifyReport
-
-
-def repair_journal(journal: JournalHandle, mode: int, timeout: float) -> JournalRepairReport:
+def repair_journal(journal: JournalHandle, mode: int, timeout: float) -> RepairReport:
     """See `Journal.repair`. mode: the permission bits of new files."""
     with _shut(journal, mode, timeout) as control:
         work = _Repair(journal, control, mode)
         work.go()
-    return JournalRepairReport(
-        str(journal.path), work.page.sync_error, work.removed, sorted(work.begun), work.headers, work.written_anew, verify_journal(journal)
+    return RepairReport(
+        path=str(journal.path),
+        sync_error=work.page.sync_error,
+        removed=work.removed,
+        begun=sorted(work.begun),
+        headers=work.headers,
+        written_anew=work.written_anew,
+        verify=verify_journal(journal),
     )
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,11 +31,12 @@ OPEN = 8  # descriptors that one handle keeps for reading
 
 class Segments:
     """The directory, for one handle; not to be shared between threads. A forked child may share the descriptors: nothing depends on their
-    offsets. most_open: descriptors that are kept.
+    offsets. most_open: descriptors that are kept. refuse: raises LogVanished if another journal is at the path now; called after each open.
     """
 
-    def __init__(self, path: Path, format: Format, most_open: int = OPEN) -> None:
+    def __init__(self, path: Path, format: Format, most_open: int = OPEN, refuse: Callable[[], None] = lambda: None) -> None:
         self.path = path
+        self.refuse = refuse
         self._most_open = most_open
         self.format = format
         self.directory = format.segments_in(path)
@@ -138,7 +140,7 @@ class Segments:
     def get(self, base: int) -> Segment | None:
         """Return an open segment; None if it doesn't exist (any more). It stays open until others are requested.
 
-        Raises Corruption for an archive whose table is damaged, MissingExtra.
+        Raises Corruption for an archive whose table is damaged, MissingExtra, and the errors of `refuse`.
         """
         segment = self._open.pop(base, None)
         if segment is not None and segment.is_gone():
@@ -148,6 +150,11 @@ class Segments:
             segment = self._opened(base)
             if segment is None:
                 return None
+            try:
+                self.refuse()
+            except BaseException:
+                segment.close()
+                raise
         self._open[base] = segment
         if len(self._open) > self._most_open:
             self._open.popitem(last=False)[1].close()

@@ -12,8 +12,8 @@ from typing import Annotated
 import msgspec
 
 from kvspool import system
+from kvspool.engine.retention import Retention
 from kvspool.errors import UnknownVersion
-from kvspool.journal.retention import Retention
 from kvspool.options import Durability
 from kvspool.record import PORTABLE, STRUCTURED
 from kvspool.system import disk, documents

@@ -4,8 +4,8 @@ A program that owns the format may treat every file in its directory as one of i
 in the same parent. It is found from the directory itself, not from the name by which it was opened: a symbolic link leads to the same
 locks. A journal that is moved without it opens with the defaults; appended records don't depend on it.
 
-The name of the lock file contains the identity of the journal's directory. So the notes of one journal are never applied to another one
-at the same path.
+The names of the lock files of writers and readers contain the identity of the journal's directory. So the notes of one journal are never
+applied to another one at the same path, and a reader of one keeps no reader of the other out.
 """
 
 from __future__ import annotations
@@ -32,11 +32,22 @@ def beside(path: Path) -> Path:
 
 def lock_file(path: Path) -> Path:
     """Return the writers' lock file of the journal at a path."""
+    return beside(path) / f"writers-{_identity(path)}.lck"
+
+
+def reader_lock(path: Path, id: bytes) -> Path:
+    """Return the lock file of a durable reader of the journal at a path."""
+    import hashlib
+
+    digest = hashlib.sha256(b"%s %s" % (_identity(path).encode(), id)).hexdigest()
+    return beside(path) / f"reader-{digest[:32]}.lck"
+
+
+def _identity(path: Path) -> str:
     try:
-        name = system.port.identity(os.path.realpath(path))
+        return system.port.identity(os.path.realpath(path))
     except FileNotFoundError:
-        name = "gone"
-    return beside(path) / f"writers-{name}.lck"
+        return "gone"
 
 
 def prepare(path: Path, *, is_new: bool = False) -> None:

@@ -12,9 +12,9 @@ import msgspec
 
 from kvspool import system
 from kvspool.engine import sizes
+from kvspool.engine.retention import OvertakenReader, PlannedSegment, Retention, TrimPlan, TrimReport
 from kvspool.errors import Corruption, KvspoolError, OutOfRange
 from kvspool.journal.dropping import consumed, drop
-from kvspool.journal.retention import Retention
 from kvspool.journal.segments import Segments
 from kvspool.journal.times import time_at
 
@@ -29,59 +29,6 @@ Elsewhere = Callable[[], Mapping[str, int]]
 
 AT_ONCE = 8  # segments removed under one hold of the append lock, so that writers can append in between
 TAIL = 64  # bytes read for the size of the last frame
-
-
-class PlannedSegment(msgspec.Struct, frozen=True):
-    """One segment, and its fate.
-
-    base: sequence of its first record. newest: ns since the Unix epoch of its newest record, or of the last write to its file; age: seconds
-    since then. why: why it is removed or stays. held_by: durable readers that have yet to read a record of it.
-    """
-
-    base: int
-    records: int
-    bytes: int
-    newest: int
-    age: float
-    goes: bool
-    why: str
-    held_by: list[str]
-
-
-class OvertakenReader(msgspec.Struct, frozen=True):
-    """A durable reader whose next records are removed: it gets a Gap from `first` to `last`."""
-
-    name: str
-    first: int
-    last: int
-
-
-class TrimPlan(msgspec.Struct, frozen=True):
-    """The plan of a trim, the oldest segment first."""
-
-    path: str
-    segments: list[PlannedSegment]
-    left_behind: list[OvertakenReader]
-
-    @property
-    def going(self) -> list[PlannedSegment]:
-        """Return the segments to remove."""
-        return [one for one in self.segments if one.goes]
-
-
-class TrimReport(msgspec.Struct, frozen=True):
-    """The result of a trim, or its preview with `dry_run`: segments, records and bytes removed; the first remaining sequence; the initial
-    plan; and the durable readers that lost records.
-    """
-
-    path: str
-    dry_run: bool
-    removed_segments: int
-    removed_records: int
-    removed_bytes: int
-    first_sequence: int
-    left_behind: list[OvertakenReader]
-    plan: TrimPlan
 
 
 class _Candidate(msgspec.Struct, frozen=True):
@@ -190,13 +137,25 @@ class Trim:
         return "", True
 
     def _newest(self, one: _Candidate) -> int:
-        """Return the time of a segment's last record; if unknown, that of its file's last write."""
+        """Return the time of a segment's last record; if unknown, that of its file's last write, or by record that of the record after it.
+        """
         status = system.port.look_up(self.segments.path_of(one.base))
         written = self.now if status is None else status.st_mtime_ns
         if not self.segments.format.has_timestamps or one.next_base <= one.base:
             return written
         found = self._time_of(one.base, one.next_base - 1)
+        if found <= 0 and self.retention.by_record and not one.is_last:
+            found = self._first_time_of(one.next_base)
         return found if found > 0 else written
+
+    def _first_time_of(self, base: int) -> int:
+        """Return the timestamp of the first record of a segment, which no earlier record exceeds; 0 if it isn't known."""
+        segment = self.segments.get(base)
+        if segment is None:
+            return 0
+        with suppress(Corruption):
+            return time_at(self.segments.format, segment, self.segments.begin_of(segment), base) or 0
+        return 0
 
     def _time_of(self, base: int, last: int) -> int:
         """Return the timestamp of the last frame of a segment, which has the sequence `last`; 0 if it isn't found from the end."""

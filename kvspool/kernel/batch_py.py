@@ -29,10 +29,13 @@ class Sleeper:
 class RingSleeper(Sleeper):
     """Sleeps on the word `rings` of a spool, after polling for `spin` ns."""
 
-    def __init__(self, reader: FrameReader, pair: Any, spin: int) -> None:
+    def __init__(self, reader: FrameReader, pair: Any, spin: int, slice: int, blind: int) -> None:
+        """slice, blind: see `FrameReader.spin` and `sleep`."""
         self.reader = reader
         self.pair = pair
         self.spin = spin
+        self.slice = slice
+        self.blind = blind
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         refuse_copy(self)
@@ -43,7 +46,7 @@ class RingSleeper(Sleeper):
 
     def fetch(self, ns: int, most: int, make: Callable[..., Any] | None, out: list[Any]) -> bool:
         reader = self.reader
-        reader.sleep_and_fetch(reader.edge_now(), min(self.spin, ns), ns, most, make, out)
+        reader.sleep_and_fetch(reader.edge_now(), min(self.spin, ns), self.slice, ns, self.blind, most, make, out)
         return reader.stop == END
 
 

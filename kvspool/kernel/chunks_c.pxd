@@ -6,7 +6,7 @@ cimport kvspool.kernel.machine as native
 cimport kvspool.kernel.pointers as chunks
 
 cdef Py_ssize_t HEAD, TAIL, NEXT, FIRST_ENTRY, PREFIX, LONGEST
-cdef int64_t OPERATION, HEADER_SIZE, LOOK_EVERY
+cdef int64_t OPERATION, HEADER_SIZE
 cdef int DONE, LOOK, BUSY, NOTHING, FULL
 
 

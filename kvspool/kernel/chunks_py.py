@@ -27,7 +27,6 @@ LONGEST = 65535  # bytes of an entry
 
 OPERATION = 1 << 30  # the byte of the header file that each operation locks
 HEADER_SIZE = 2
-LOOK_EVERY = 1_000_000_000  # ns after which a check whether the queue still exists is due
 
 # Results of `put` and `get`, in `stop`.
 DONE = 0
@@ -64,9 +63,9 @@ class Ends:
         self.fd = fd
         self.process = native.process_id()
 
-    def looked(self) -> None:
-        """Note that the queue still exists."""
-        self.look_at = native.monotonic() + LOOK_EVERY
+    def looked(self, ns: int) -> None:
+        """Note that the queue still exists; the next check is due after `ns`."""
+        self.look_at = native.monotonic() + ns
 
     def attach(self, first_id: int, first: Any, last: Any) -> None:
         """Set the ends: two chunks with `fd`, `size` and `view`, which live while they are used here.

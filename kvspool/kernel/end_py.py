@@ -1,8 +1,5 @@
 """The end of a ring for the owner of the append lock: the next frame, the room for it, and its publication.
 
-**One decision is made here:** a durable reader that makes no progress is evicted (`held_at`). The mark is stored between two loads of the
-reader's commit, in the append that needs its room; so it is next to them.
-
 This source is compiled as a part of `frames_c`; see `frames_py`.
 """
 
@@ -70,7 +67,6 @@ class RingEnd(Ring):
         seed: int,
         holder: memoryview,
         keeps_unread: bool = False,
-        expiry: int = 0,
         data_fd: int = -1,
         front: Any = None,
     ) -> None:
@@ -95,7 +91,6 @@ class RingEnd(Ring):
         self.next_sequence = 0
         self.last_timestamp = 0
         self.keeps_unread = keeps_unread
-        self.expiry = expiry
         self.floor = 0
         self.slots_seen = 0
         self.place = 0
@@ -229,30 +224,35 @@ class RingEnd(Ring):
         """
         if not self.find_commit(at):
             return head
-        mark = EVICTED | self.generation
-        if native.load(self.control, at + SLOT_EVICTED) == mark:
+        if native.load(self.control, at + SLOT_EVICTED) == EVICTED | self.generation:
             return end
-        place = self.place if self.place > head else head
-        if end <= place + self.capacity or not self.is_expired(place):
-            return place
-        native.store(self.control, at + SLOT_EVICTED, mark)
-        native.fence()
-        # The reader commits, then checks whether it was evicted; the writer does it in the opposite order. One of them sees the other.
-        if self.find_commit(at) and (EVICTED | self.generation) != mark:
-            return self.place if self.place > head else head
-        return end
+        return self.place if self.place > head else head
 
-    def is_expired(self, place: int) -> bool:
-        """Return whether a reader that last moved at `moved` has had pending records at `place` for longer than `expiry`."""
-        if self.expiry == 0 or place >= self.published:
-            return False
-        now = native.now()
-        since = self.moved
-        if self.sequence_at(place, self.published) != NOTHING:
-            written = self.timestamp
-            if since < written <= now:
-                since = written
-        return now - since > self.expiry
+    def commit_in(self, slot: int) -> tuple[int, int, int] | None:
+        """Return the position of the commit in a reader's slot, its time and its generation; None if writers don't wait for a reader there,
+        or its commits are damaged.
+        """
+        at = self.slot_at(slot)
+        if native.load(self.control, at) == 0 or not self.find_commit(at):
+            return None
+        if native.load(self.control, at + SLOT_EVICTED) == EVICTED | self.generation:
+            return None
+        return self.place, self.moved, self.generation
+
+    def evict(self, slot: int, generation: int) -> None:
+        """Under the lock: stop waiting for the reader in a slot while its commit has this generation. Then call `admits`.
+
+        The reader commits, then checks whether it was evicted; the writer does it in the opposite order. One of them sees the other.
+        """
+        native.store(self.control, self.slot_at(slot) + SLOT_EVICTED, EVICTED | (generation & LOW))
+        native.fence()
+
+    def slot_at(self, slot: int) -> int:
+        """Return the first word of a reader's slot. Raises Closed, and IndexError for a slot that doesn't exist."""
+        self.check_open()
+        if not 0 <= slot < SLOTS:
+            raise IndexError(f"there are slots for {SLOTS} readers, and none with the number {slot}")
+        return SLOTS_AT + slot * SLOT_WORDS
 
     def find_commit(self, at: int) -> bool:
         """Find the valid commit of the slot at word `at`, and set `place`, `moved` and `generation`; False if none is sound."""

@@ -19,7 +19,7 @@ cdef Py_ssize_t HOLDER, HOLDER_WORDS, PENDING, RATES, RATE_WORDS, BUCKETS, INDEX
 cdef int64_t SYNC_LOCK
 cdef int FRAME, SKIP, BAD
 cdef int END, OVERRUN, DAMAGED, JUMPED, FULL
-cdef int64_t BUSY, FORKED, LOOK, NO_ROOM, MOVED_ON, UNSETTLED, OUTDATED, LOOK_EVERY, MOST_AHEAD, SLICE, BLIND
+cdef int64_t BUSY, FORKED, LOOK, NO_ROOM, MOVED_ON, UNSETTLED, OUTDATED
 
 
 cdef class Ring(group.Progress):
@@ -113,7 +113,7 @@ cdef class FrameReader(Ring):
     )
     cpdef tuple check(self, uint64_t end, uint64_t limit)
     cdef uint32_t head_state(self) noexcept
-    @cython.locals(count=int64_t, item=object)
+    @cython.locals(count=int64_t, position=uint64_t, sequence=uint64_t, item=object)
     cpdef list fetch(self, uint64_t end, int64_t limit, object make, list out=*)
     @cython.locals(
         words="const uint64_t *", position=uint64_t, sequence=uint64_t, offset=uint64_t, room=uint64_t, at=uint64_t, lengths=uint64_t,
@@ -124,12 +124,14 @@ cdef class FrameReader(Ring):
     @cython.locals(tail=uint64_t, edge=uint64_t)
     cpdef uint64_t edge_now(self) except? 0
     cpdef bint has_more(self) except -1
-    cpdef list sleep_and_fetch(self, uint64_t end, int64_t spin, int64_t ns, int64_t limit, object make, list out)
+    cpdef list sleep_and_fetch(
+        self, uint64_t end, int64_t spin, int64_t slice, int64_t ns, int64_t blind, int64_t limit, object make, list out
+    )
     @cython.locals(owner=object, seen=uint64_t)
-    cpdef void sleep(self, uint64_t end, int64_t ns) except *
+    cpdef void sleep(self, uint64_t end, int64_t ns, int64_t blind) except *
     cpdef void wake(self) except *
     @cython.locals(owner=object, words="uint64_t *", until=int64_t, left=int64_t, seen=uint64_t)
-    cpdef bint spin(self, int64_t ns) except -1
+    cpdef bint spin(self, int64_t ns, int64_t slice) except -1
     @cython.locals(
         most=Py_ssize_t, sequence_column="native.number *", timestamp_column="native.number *", type_column="native.half *",
         key_places="native.half *", value_places="native.half *", bits="uint8_t *", key_data="uint8_t *", value_data="uint8_t *",
@@ -154,6 +156,8 @@ cdef class RingSleeper(Sleeper):
     cdef FrameReader reader
     cdef object pair
     cdef int64_t spin
+    cdef int64_t slice
+    cdef int64_t blind
 
     cdef bint is_undisturbed(self) except -1
     @cython.locals(reader=FrameReader)
@@ -211,7 +215,6 @@ cdef class RingEnd(Ring):
     cdef readonly uint64_t next_sequence
     cdef readonly int64_t last_timestamp
     cdef readonly bint keeps_unread
-    cdef int64_t expiry
     cdef readonly uint64_t floor
     cdef uint64_t slots_seen
     cdef uint64_t place
@@ -233,11 +236,13 @@ cdef class RingEnd(Ring):
     @cython.locals(changed=uint64_t)
     cpdef bint admits(self, uint64_t end) except -1
     @cython.locals(head=uint64_t, floor=uint64_t, place=uint64_t, slot=Py_ssize_t, at=Py_ssize_t)
-    cdef uint64_t find_floor(self, uint64_t end) except? 0
-    @cython.locals(mark=uint64_t, place=uint64_t)
-    cdef uint64_t held_at(self, Py_ssize_t at, uint64_t head, uint64_t end) except? 0
-    @cython.locals(now=int64_t, since=int64_t, written=int64_t)
-    cdef bint is_expired(self, uint64_t place) except -1
+    cdef uint64_t find_floor(self, uint64_t end) noexcept
+    cdef uint64_t held_at(self, Py_ssize_t at, uint64_t head, uint64_t end) noexcept
+    @cython.locals(at=Py_ssize_t)
+    cpdef tuple commit_in(self, Py_ssize_t slot)
+    @cython.locals(at=Py_ssize_t)
+    cpdef object evict(self, Py_ssize_t slot, uint64_t generation)
+    cdef Py_ssize_t slot_at(self, Py_ssize_t slot) except -1
     @cython.locals(
         state=uint32_t, found=bint, which=Py_ssize_t, commit=Py_ssize_t, place=uint64_t, sequence=uint64_t, moved=uint64_t,
         tags=uint64_t, generation=uint32_t, newer=uint32_t
@@ -282,6 +287,7 @@ cdef class FrameWriter(RingEnd):
     cdef int process
     cdef public object guard
     cdef int64_t era
+    cdef public int64_t looked_at
     cdef public int64_t look_at
 
     cpdef int64_t append(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp, int64_t era=*, int64_t patience=*) except? -9
@@ -335,6 +341,7 @@ cdef class Bulk:
 cdef class Single:
     cdef public object _writer
     cdef public bint is_durable
+    cdef int64_t most_ahead
 
     @cython.locals(writer=FrameWriter, sequence=int64_t)
     cdef int64_t append_at_once(self, object value, object key, object type, object timestamp, object durable) except? -9
@@ -371,7 +378,7 @@ cdef int check_sizes(int64_t capacity, int64_t control) except -1
 @cython.locals(stored=uint64_t, content=uint64_t, key_length=uint64_t)
 cdef bint is_record(uint64_t lengths, uint64_t tags, uint64_t room) noexcept
 cdef int judge(uint64_t head, uint64_t position, uint32_t state, uint64_t tags) noexcept
-cdef bint are_plain(object key, object type, object timestamp) except -1
+cdef bint are_plain(object key, object type, object timestamp, int64_t most_ahead) except -1
 @cython.locals(at=Py_ssize_t, lengths=uint64_t, tags=uint64_t, stored=uint64_t, content=uint64_t, key_tag=uint64_t)
 cdef uint64_t length_of(uint64_t *words, uint64_t offset, uint64_t room, uint64_t sequence) noexcept
 cdef bint fits(list keys, list values, Py_ssize_t at) noexcept

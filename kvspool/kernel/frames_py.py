@@ -3,7 +3,7 @@
 This source is compiled together with the other sources of the frame loops: `ring_py`, `reader_py`, `batch_py`, `end_py`, `writer_py`,
 `single_py` and `scanner_py`. `setup.py` makes one module of them, `frames_c`, with the C types of `frames_c.pxd`, so that they call each
 other directly. `frames` chooses one of the two twins. The loops treat the ring and the control block as memory. They take no decision
-visible to a reader or a writer, except the eviction of a reader (`end_py`): policies, gaps, waiting and files belong to `spool`.
+visible to a reader or a writer: eviction, gaps and files belong to `spool`, the lengths of waits to `engine`.
 
 **A frame** is `stored` bytes long, a multiple of 8, and starts at a position that is one:
 
@@ -106,13 +106,8 @@ MOVED_ON = -5
 UNSETTLED = -6
 OUTDATED = -7
 
-LOOK_EVERY = 1_000_000_000  # ns after which a writer must check whether its log still exists
 WATCHES = 0  # byte of WANTED: a reader watches by inotify
 SLEEPS = 1  # the other byte: a reader sleeps on RINGS
-MOST_AHEAD = 86_400_000_000_000  # most ns of a caller's timestamp after the clock
-SLICE = 50_000  # ns that a reader polls the tail without a break
-BLIND = 5_000_000  # ns of a reader's sleep if writers can't wake it
-
 
 
 def check_sizes(capacity: int, control: int) -> None:

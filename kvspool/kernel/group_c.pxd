@@ -7,7 +7,6 @@ cimport kvspool.kernel.machine as native
 cdef Py_ssize_t FLUSHES, CAME, BEGAN, GOAL, WORDS
 cdef int WAITS, DONE, LEADS, LATE, FAILED
 cdef uint64_t WORD
-cdef int64_t LONGEST_SLEEP, LONGEST_GATHER
 
 
 cdef class Progress:
@@ -24,14 +23,13 @@ cdef class FlushGroup:
     cdef public int lock_fd
     cdef readonly uint64_t leader
     cdef object guard
-    cdef uint64_t size
     cdef readonly bint is_open
 
     cpdef int check_open(self) except -1
     cpdef object close(self)
     @cython.locals(owner=object, until=int64_t, left=int64_t, seen=uint64_t, found=int)
-    cpdef int come(self, uint64_t sequence, uint64_t thread, int64_t ns) except -1
+    cpdef int come(self, uint64_t sequence, uint64_t thread, int64_t ns, int64_t longest) except -1
     cdef bint lead(self, uint64_t thread) except -1
-    @cython.locals(came=uint64_t)
-    cdef int gather(self) except -1
-    cpdef object leave(self, uint64_t thread)
+    @cython.locals(owner=object, came=uint64_t, size=uint64_t)
+    cpdef uint64_t gather(self, int64_t ns) except? 0
+    cpdef object leave(self, uint64_t thread, uint64_t expected)

@@ -4,14 +4,14 @@ A handle that needs its records on disk passes the sequence below which they are
 flushes for all, and leaves. The others sleep until it has left, and check the synced sequence: they are done, or one of them leads. A
 `Progress` of the log knows the synced sequence; see `ring_py` and `tail_py`.
 
-**A byte proves life.** The lock is one of an open file description: the kernel frees it when the leader ends. That wakes no process, so no
-sleep is longer than `LONGEST_SLEEP`.
+**A byte proves life.** The lock is one of an open file description: the kernel frees it when the leader ends. That wakes no process, so a
+waiter sleeps for a limited time.
 
-**Gathering.** The next group gathers during a flush, and for a moment after it, until as many have arrived as it has woken. The words
-`CAME`, `BEGAN` and `GOAL` for this are hints: at worst a flush begins `LONGEST_GATHER` later.
+**Gathering.** A leader may wait for callers that the last one expected, before it flushes. The words `CAME`, `BEGAN` and `GOAL` for this
+are hints.
 
-**Waiting is decided here**, since it is on the way of every durable append: the next flush can't begin before a waiter has run. Everything
-else, for example the flush itself and its errors, belongs to `engine.flushing`.
+**The wait is here**, since it is on the way of every durable append: the next flush can't begin before a waiter has run. Everything else
+belongs to `engine.flushing`: how long a caller sleeps, whether a leader gathers others and for how long, the flush itself and its errors.
 
 This source is also compiled, like `frames_py`.
 """
@@ -40,8 +40,6 @@ LATE = 3
 FAILED = 4
 
 WORD = 0xFFFFFFFFFFFFFFFF
-LONGEST_SLEEP = 2_000_000  # ns until a check whether the leader is alive
-LONGEST_GATHER = 100_000  # ns that a flush waits for those woken by the previous one
 
 
 class Progress:
@@ -67,7 +65,6 @@ class FlushGroup:
         self.lock_fd = -1
         self.leader = 0  # the thread of this handle that flushes
         self.guard: Any = threading.RLock()
-        self.size = 0  # approximate number of callers of the present flush
         self.is_open = True
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
@@ -85,10 +82,11 @@ class FlushGroup:
         self.owner = None
         self.words = native.no_words()
 
-    def come(self, sequence: int, thread: int, ns: int) -> int:
+    def come(self, sequence: int, thread: int, ns: int, longest: int) -> int:
         """Wait, up to `ns`, until every record below `sequence` is on disk: DONE, LATE, or FAILED if a flush failed, even an earlier one.
 
-        LEADS: no other handle flushes. The caller must do it, and then `leave`, whatever happens; also if this raises.
+        LEADS: no other handle flushes. The caller must do it, and then `leave`, whatever happens; also if this raises. longest: ns of a
+        sleep until the next check whether the leader is alive.
         """
         self.check_open()
         owner = self.owner  # keeps the memory alive while another thread closes
@@ -104,13 +102,12 @@ class FlushGroup:
                 found = self.progress.look(sequence)
                 if found != WAITS:
                     return found
-                self.gather()
                 del owner
                 return LEADS
             left = until - native.monotonic()
             if left <= 0:
                 return LATE
-            native.wait_word(self.words, self.at + FLUSHES, seen, min(left, LONGEST_SLEEP))
+            native.wait_word(self.words, self.at + FLUSHES, seen, min(left, longest))
             native.check_signals()
             self.check_open()
 
@@ -125,24 +122,28 @@ class FlushGroup:
         self.leader = 0
         return False
 
-    def gather(self) -> None:
-        """Wait for expected callers, and store how many the flush will be for."""
-        native.wait_count(self.words, self.at + CAME, native.load(self.words, self.at + GOAL), LONGEST_GATHER)
+    def gather(self, ns: int) -> int:
+        """As leader: wait, up to `ns`, for the callers that the last leader expected. Return how many came since its flush began."""
+        self.check_open()
+        owner = self.owner  # keeps the memory alive while another thread closes
+        native.wait_count(self.words, self.at + CAME, native.load(self.words, self.at + GOAL), ns)
         self.check_open()
         came = native.load(self.words, self.at + CAME)
-        self.size = (came - native.load(self.words, self.at + BEGAN)) & WORD
+        size = (came - native.load(self.words, self.at + BEGAN)) & WORD
         native.store(self.words, self.at + BEGAN, came)
+        del owner
+        return size
 
-    def leave(self, thread: int) -> None:
+    def leave(self, thread: int, expected: int) -> None:
         """If this thread leads: release the lock, and wake all. They see the result, or one of them leads.
 
-        If a signal handler raises during this, call it again.
+        expected: callers for whom the next leader waits when it gathers; 0: as before. If a signal handler raises during this, call it
+        again.
         """
         if self.leader != thread:
             return
-        if self.size != 0 and self.is_open:
-            native.store(self.words, self.at + GOAL, (native.load(self.words, self.at + CAME) + self.size) & WORD)
-            self.size = 0
+        if expected != 0 and self.is_open:
+            native.store(self.words, self.at + GOAL, (native.load(self.words, self.at + CAME) + expected) & WORD)
         try:
             # Whether we hold it or not: a signal handler may have raised before we knew.
             if self.lock_fd >= 0:

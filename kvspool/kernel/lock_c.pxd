@@ -4,9 +4,8 @@ from libc.stdint cimport int64_t, uint64_t
 
 cimport kvspool.kernel.machine as native
 
-cdef int64_t GATE, SLOTS_AT, FIRST_WAIT, LONGEST_WAIT
-cdef uint64_t SLOTS, SLOT, WAITERS, STEP, WORD
-cdef int64_t FIRST_PAUSE, LAST_PAUSE
+cdef int64_t GATE, WRITER_SLOTS_AT
+cdef uint64_t WRITER_SLOTS, OWNER, WAITERS, STEP, WORD
 
 
 @cython.final
@@ -16,6 +15,10 @@ cdef class AppendLock:
     cdef Py_ssize_t at
     cdef readonly int fd
     cdef int64_t gate
+    cdef int64_t first_poll
+    cdef int64_t last_poll
+    cdef int64_t first_sleep
+    cdef int64_t longest_sleep
     cdef readonly uint64_t own
     cdef readonly bint is_inside
     cdef readonly bint is_taken

@@ -7,9 +7,9 @@ Taking and freeing the lock are two atomic operations on the word, without a sys
     bit 31        WAITERS: at least one process sleeps on the low half of the word (a futex)
     bits 32..63   high bits of the generation
 
-**A slot proves life.** A compiled handle that writes locks its own byte, `SLOTS_AT` + slot, exclusively, with an open-file-description
-lock, when it first takes the word, and keeps it until its descriptor is closed. The kernel frees the byte when the process ends, in any PID
-namespace, and a restart of the machine frees all.
+**A slot proves life.** A compiled handle that writes locks its own byte, `WRITER_SLOTS_AT` + slot, exclusively, when it first takes the
+word, and keeps it until its descriptor is closed: it is a lock of the open file description. The kernel frees the byte when the process
+ends, in any PID namespace, and a restart of the machine frees all.
 
 **A dead owner is replaced.** A handle that finds the lock taken queries the owner's byte. If that is free, the owner is dead, and the
 handle swaps exactly this word for its own. The generation, which begins at a random number of 47 bits in every handle, makes the swap fail
@@ -18,8 +18,8 @@ if any other process was faster. A stopped owner keeps its byte, and so the lock
 **The interpreted twin** has no compare-and-swap. It locks the byte `GATE` exclusively for each append; compiled handles share it while they
 may write. So an interpreted handle swaps the word while no other handle can, and the twins exclude each other on one log.
 
-**How long to poll and to sleep** is decided here: a single append polls for some microseconds while it holds the interpreter lock. Longer
-waits, their limit and their error belong to `engine.locks`.
+**How long to poll and to sleep** is decided by `engine.locks`, which creates the lock with these numbers. It also waits longer than one
+step may, and raises the error at the end.
 
 The words of a hostile or restored file do no harm: no living process holds the byte of a slot that no process took, so the next waiter
 replaces that owner.
@@ -34,27 +34,25 @@ from kvspool.errors import Closed
 from kvspool.system.handles import refuse_copy
 
 GATE = 0  # the byte that compiled writers share, and an interpreted one locks exclusively during an append
-SLOTS_AT = 65536  # + slot: the byte of a compiled writer
-SLOTS = 65534  # most open writers
-SLOT = 0xFFFF  # the bits of slot + 1
+WRITER_SLOTS_AT = 65536  # + slot: the byte of a compiled writer; not a slot of a durable reader, see `frames_py`
+WRITER_SLOTS = 65534  # most open writers
+OWNER = 0xFFFF  # the bits of the word that contain the owner's slot + 1
 WAITERS = 1 << 31
 STEP = 1 << 16  # from one generation to the next
 WORD = 0xFFFFFFFFFFFFFFFF
-FIRST_WAIT = 400_000  # ns of the first sleep in `take_within`: the owner's appends in that time outweigh the cost of the wake-up
-LONGEST_WAIT = 2_000_000  # ns of a sleep that no event ends
-# ns before the first and the last poll of a word that another process owns. Each poll takes the word's cache line from the owner. So
-# waiters poll seldom, and the owner appends a few more records meanwhile. The processors then also exchange all other lines less often.
-FIRST_PAUSE, LAST_PAUSE = 4_000, 16_000
 
 
 class AppendLock:
     """The lock of one handle on one word. Threads that share it exclude each other before they call `take`."""
 
-    def __init__(self, control: memoryview, at: int, fd: int, generation: int, gate: int = GATE) -> None:
+    def __init__(
+        self, control: memoryview, at: int, fd: int, generation: int, gate: int, polls: tuple[int, int], sleeps: tuple[int, int]
+    ) -> None:
         """Use word `at` of writable memory; `fd`, its own open file description, is for the bytes of the file.
 
-        generation: a random number, so that no two handles use the same one for the same slot. gate: the byte instead of GATE. Raises
-        ValueError for memory without that word, or read-only memory.
+        generation: a random number, so that no two handles use the same one for the same slot. gate: the byte for both twins, usually GATE.
+        polls: ns before the first and the last poll of `take`, each twice as long as the one before; (1, 0): none. sleeps: ns of the first
+        sleep of `take_within`, and the most of one. Raises ValueError for memory without that word, or read-only memory.
         """
         if at < 0 or len(control) < 8 * at + 8 or not native.is_writable(control):
             raise ValueError(f"the append lock is word {at} of writable memory")
@@ -63,7 +61,9 @@ class AppendLock:
         self.at = at
         self.fd = fd
         self.gate = gate
-        self.own = (generation << 16) & WORD & ~(SLOT | WAITERS)  # the word while this handle has the lock
+        self.first_poll, self.last_poll = polls
+        self.first_sleep, self.longest_sleep = sleeps
+        self.own = (generation << 16) & WORD & ~(OWNER | WAITERS)  # the word while this handle has the lock
         self.is_inside = False  # past the gate
         self.is_taken = False
         self.taken_by: object = None  # the token of its owner
@@ -94,7 +94,7 @@ class AppendLock:
     def take_within(self, ns: int) -> bool:
         """Sleep until the lock is free and take it; False if it was not within `ns`, which must be short: no signal handler runs."""
         until = native.monotonic() + ns
-        pause = FIRST_WAIT
+        pause = self.first_sleep
         while True:
             left = until - native.monotonic()
             if left <= 0:
@@ -102,7 +102,7 @@ class AppendLock:
             self.rest(pause if pause < left else left)
             if self.take():
                 return True
-            pause = min(2 * pause, LONGEST_WAIT)
+            pause = min(2 * pause, self.longest_sleep)
 
     def take_word(self) -> bool:
         """Store the name of this handle in the word, with a new generation, and return whether that succeeded."""
@@ -117,7 +117,7 @@ class AppendLock:
         """Lock the gate, shared, or exclusively in the interpreted twin; and a slot, if there is none yet. False if that is impossible."""
         if not native.try_gate(self.fd, self.gate):
             return False
-        if self.own & SLOT == 0 and not self.find_slot():
+        if self.own & OWNER == 0 and not self.find_slot():
             native.unlock(self.fd, self.gate)
             return False
         self.is_inside = True
@@ -129,18 +129,18 @@ class AppendLock:
 
     def find_slot(self) -> bool:
         """Lock the byte of a free slot, which stays locked until the descriptor is closed; False if every slot is in use."""
-        slot = (self.own >> 32) % SLOTS
-        for _try in range(SLOTS):
-            if native.try_lock(self.fd, SLOTS_AT + slot):
+        slot = (self.own >> 32) % WRITER_SLOTS
+        for _try in range(WRITER_SLOTS):
+            if native.try_lock(self.fd, WRITER_SLOTS_AT + slot):
                 self.own |= slot + 1
                 return True
-            slot = slot + 1 if slot + 1 < SLOTS else 0
+            slot = slot + 1 if slot + 1 < WRITER_SLOTS else 0
         return False
 
     def take_soon(self, own: int) -> bool:
         """Poll a few times whether the owner frees the word, and take it then."""
-        pause = FIRST_PAUSE
-        while pause <= LAST_PAUSE and native.is_one_step():
+        pause = self.first_poll
+        while pause <= self.last_poll and native.is_one_step():
             native.pause(pause)
             if native.load(self.words, self.at) == 0 and native.swap(self.words, self.at, 0, own):
                 return True
@@ -154,15 +154,15 @@ class AppendLock:
 
     def is_alive(self, word: int) -> bool:
         """Return whether a process holds the byte of the slot in `word`. Our own byte doesn't count: we don't own the word."""
-        slot = word & SLOT
-        return slot != 0 and native.locked_from(self.fd, SLOTS_AT + slot - 1, 1) >= 0
+        slot = word & OWNER
+        return slot != 0 and native.locked_from(self.fd, WRITER_SLOTS_AT + slot - 1, 1) >= 0
 
     def rest(self, ns: int) -> None:
         """Sleep until the owner frees the word, at most `ns`; it may end early. Other threads run meanwhile."""
         if self.fd < 0:
             return
         if not self.is_inside:  # an interpreted writer holds the gate, whose release wakes no process
-            native.sleep(min(ns, LONGEST_WAIT))
+            native.sleep(min(ns, self.longest_sleep))
             return
         seen = native.load(self.words, self.at)
         if seen == 0:

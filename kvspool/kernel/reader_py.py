@@ -12,7 +12,6 @@ import kvspool.kernel.machine as native
 from kvspool.errors import Closed
 from kvspool.kernel.frames_py import (
     BAD,
-    BLIND,
     DAMAGED,
     END,
     FRAME,
@@ -26,7 +25,6 @@ from kvspool.kernel.frames_py import (
     OVERRUN,
     RINGS,
     SLEEPS,
-    SLICE,
     TAIL,
     is_record,
     judge,
@@ -176,14 +174,24 @@ class FrameReader(Ring):
         if out is None:
             out = []
         count = 0
-        while count < limit:
-            item = self.step(end, make)
-            if item is NO_ITEM:
-                return out
-            out.append(item)
-            if self.closed:  # by a signal handler, a destructor or another thread that ran during `make`
-                return out
-            count += 1
+        position = self.position
+        sequence = self.sequence
+        try:
+            while count < limit:
+                item = self.step(end, make)
+                if item is NO_ITEM:
+                    return out
+                out.append(item)
+                if self.closed:  # by a signal handler, a destructor or another thread that ran during `make`
+                    return out
+                position = self.position
+                sequence = self.sequence
+                count += 1
+        except BaseException:  # of a signal handler, perhaps after the reader has moved on
+            if len(out) == count:
+                self.position = position
+                self.sequence = sequence
+            raise
         self.stop = FULL
         return out
 
@@ -245,21 +253,26 @@ class FrameReader(Ring):
         self.check_word(self.edge)
         return native.load(self.control, self.edge) > self.position or self.has_moved()
 
-    def sleep_and_fetch(self, end: int, spin: int, ns: int, limit: int, make: Callable[..., Any] | None, out: list[Any]) -> list[Any]:
+    def sleep_and_fetch(
+        self, end: int, spin: int, slice: int, ns: int, blind: int, limit: int, make: Callable[..., Any] | None, out: list[Any]
+    ) -> list[Any]:
         """Fetch the present records. If there is none after `end`, wait for new ones: first poll for `spin` of `ns`, then sleep.
 
-        Compiled, this is one step: everything between the wake-up and the record delays a reader.
+        slice, blind: see `spin` and `sleep`. Compiled, this is one step: everything between the wake-up and the record delays a reader.
         """
         if self.position >= end:
-            if not self.spin(spin) and not self.closed:
-                self.sleep(end, ns - spin)
+            if not self.spin(spin, slice) and not self.closed:
+                self.sleep(end, ns - spin, blind)
             if self.closed:  # by another thread meanwhile
                 return out
             end = self.edge_now()
         return self.fetch(end, limit, make, out)
 
-    def sleep(self, end: int, ns: int) -> None:
-        """Sleep until a writer rings, up to `ns`, unless there is something after `end`; or until a signal, whose handler may raise."""
+    def sleep(self, end: int, ns: int, blind: int) -> None:
+        """Sleep until a writer rings, up to `ns`, unless there is something after `end`; or until a signal, whose handler may raise.
+
+        blind: most ns of the sleep if no writer can end it.
+        """
         self.check_open()
         seen = native.load(self.control, RINGS)  # before the checks: a later wake-up ends the sleep, even before it begins
         if self.may_store:
@@ -268,7 +281,7 @@ class FrameReader(Ring):
             self.is_woken = False
             return
         if not self.may_store or self.has_moved():  # no writer rings, or none rings here any more
-            ns = min(ns, BLIND)
+            ns = min(ns, blind)
         owner = self.owner  # keeps the memory alive while another thread closes
         native.wait_word(self.control, RINGS, seen, ns)
         del owner
@@ -283,8 +296,11 @@ class FrameReader(Ring):
             except Closed:
                 pass
 
-    def spin(self, ns: int) -> bool:
-        """Poll for up to `ns` for something to fetch, and return whether there is."""
+    def spin(self, ns: int, slice: int) -> bool:
+        """Poll for up to `ns` for something to fetch, and return whether there is.
+
+        slice: ns of polling until handlers of signals may run, and the caller's other threads may close this.
+        """
         self.check_open()
         self.check_word(self.edge)
         owner = self.owner  # another thread may close this object meanwhile
@@ -297,7 +313,7 @@ class FrameReader(Ring):
             left = until - native.monotonic()
             if left <= 0:
                 break
-            native.spin(owner, words, self.edge, seen, left if left < SLICE else SLICE)
+            native.spin(owner, words, self.edge, seen, left if left < slice else slice)
         return False
 
     def gather(

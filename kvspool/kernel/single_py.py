@@ -8,14 +8,16 @@ from __future__ import annotations
 from typing import Any
 
 import kvspool.kernel.machine as native
-from kvspool.kernel.frames_py import BUSY, MOST_AHEAD, NO_KEY
+from kvspool.kernel.frames_py import BUSY, NO_KEY
 from kvspool.kernel.writer_py import FrameWriter
 
 
 class Single:
     """The single appends of a log, with only compiled code between the caller and the loops."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_ahead: int) -> None:
+        """most_ahead: ns that a caller's timestamp may be after the clock."""
+        self.most_ahead = most_ahead
         self._writer: FrameWriter | None = None
         self.is_durable = False
 
@@ -50,7 +52,7 @@ class Single:
         if not isinstance(self._writer, FrameWriter) or durable or self.is_durable:
             return BUSY
         writer = self._writer
-        if not native.is_bytes(value) or not are_plain(key, type, timestamp):
+        if not native.is_bytes(value) or not are_plain(key, type, timestamp, self.most_ahead):
             return BUSY
         sequence = writer.append(key, value, type, 0, -1 if timestamp is None else timestamp)
         if sequence >= 0 and writer.has_watchers:
@@ -70,8 +72,8 @@ class Single:
         raise NotImplementedError
 
 
-def are_plain(key: bytes | None, type: int, timestamp: int | None) -> bool:
-    """Return whether these fit into a frame unchanged, and the log doesn't refuse the timestamp."""
+def are_plain(key: bytes | None, type: int, timestamp: int | None, most_ahead: int) -> bool:
+    """Return whether these fit into a frame unchanged, and the timestamp is at most so many ns after the clock."""
     if key is not None and not (native.is_bytes(key) and len(key) < NO_KEY):
         return False
-    return 0 <= type <= 255 and (timestamp is None or 0 <= timestamp <= native.now() + MOST_AHEAD)
+    return 0 <= type <= 255 and (timestamp is None or 0 <= timestamp <= native.now() + most_ahead)

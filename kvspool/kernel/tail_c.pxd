@@ -13,7 +13,7 @@ from kvspool.kernel.lock_c cimport AppendLock
 
 cdef Py_ssize_t LOCK, COUNT, HOLDER, HOLDER_WORDS, ERROR, REWINDS, COPIES, COPY_WORDS, BASE, END, NEXT, LATEST, SYNCED, CHECK, GROUP, LEADER, WORDS
 cdef uint64_t ELSEWHERE, WRITING, STEP, WORD, LOW, HIGH, MOST
-cdef int64_t SLOW, BUSY, FRESH, GAP
+cdef int64_t SLOW, BUSY
 cdef int KVJ, SEJ, FFLG, FIXED
 cdef Py_ssize_t LARGEST, SMALL, LONGEST_KEY, LONGEST_KVJ_KEY
 
@@ -36,6 +36,8 @@ cdef class Tail(group.Progress):
     cdef uint64_t *holder
     cdef public object guard
     cdef int process
+    cdef int64_t fresh
+    cdef int64_t pause
     cdef bytearray room
     cdef readonly bint is_busy
     cdef readonly bint is_open

@@ -10,7 +10,7 @@ Under the append lock (`lock_py`), an append goes the short way only if
 - the end is stored here, and not in the lock file's page (`ELSEWHERE`): any operation but the short append marks that here first;
 - no writer was killed during an append (`WRITING`), and no write failed;
 - the segment is the one that this handle has open: it ends where the words say, its path leads to it, and the lock file has a name. These
-  checks cost more than the write. So they count for `FRESH` ns in a series of appends without a `GAP`;
+  checks cost more than the write. So in a series of appends without a `pause` they count for a while (`fresh`);
 - the record fits into the segment, so that no new one begins.
 
 Otherwise it returns `SLOW`, and nothing counts as done: the long way (`journal.appender`) determines the state. The same happens if the
@@ -63,8 +63,6 @@ HIGH = 0xFFFFFFFF00000000  # set in CHECK, so that no word of zeros is valid
 SLOW, BUSY = -1, -2  # results of `append` instead of a sequence, and of a flush instead of 0
 KVJ, SEJ, FFLG, FIXED = 1, 2, 3, 4  # formats
 LARGEST = 1 << 20  # bytes of a value; a larger one takes the long way
-FRESH = 50_000  # ns; about the time between the check and the write of the long way
-GAP = 2_000  # ns between two appends, in which the caller can't rename or remove anything
 MOST = 0xFFFFFFFFFFFFFF00  # sequences from here on take the long way
 SMALL = 64  # more bytes than the head and tail of any frame
 LONGEST_KEY = 127  # bytes, which fit into every format with keys; a longer one takes the long way in sej
@@ -88,10 +86,11 @@ def error_in(seed: int, word: int) -> int:
 class Tail(group.Progress):
     """The tail of one journal, for one handle. Threads that share it exclude each other."""
 
-    def __init__(self, memory: memoryview, lock: Any, lock_fd: int, seed: int, holder: memoryview) -> None:
+    def __init__(self, memory: memoryview, lock: Any, lock_fd: int, seed: int, holder: memoryview, fresh: int, pause: int) -> None:
         """Use writable memory of `WORDS` words, of which `lock`, an AppendLock, has the first.
 
         lock_fd: the journal's lock file. seed: of the checksums; it identifies this memory. holder: the words that name this process.
+        fresh, pause: ns for which a check of the names counts, and the most between two of the appends for which it does.
         """
         if len(memory) < 8 * WORDS or not native.is_writable(memory) or len(holder) != 8 * HOLDER_WORDS:
             raise ValueError(f"the tail of a journal is {8 * WORDS} writable bytes, and its holder {8 * HOLDER_WORDS}")
@@ -105,6 +104,8 @@ class Tail(group.Progress):
         self.holder: Any = native.words_at(holder)
         self.guard: Any = threading.RLock()  # of the threads that share this handle, for the interpreted twin
         self.process = native.process_id()
+        self.fresh = fresh
+        self.pause = pause
         self.room = bytearray(512)
         self.is_busy = False
         self.format = 0
@@ -303,9 +304,9 @@ class Tail(group.Progress):
         return sequence
 
     def is_in_place(self, end: int) -> bool:
-        """Return whether the segment ends there and is at its path, and the lock file has a name; see `FRESH`."""
+        """Return whether the segment ends there and is at its path, and the lock file has a name; see `__init__`."""
         now = native.monotonic()
-        if now - self.left_at < GAP and now - self.looked_at < FRESH and native.is_one_step():
+        if now - self.left_at < self.pause and now - self.looked_at < self.fresh and native.is_one_step():
             return True
         if native.size_at(self.path, self.device, self.number) != end or not native.has_name(self.lock_fd):
             return False

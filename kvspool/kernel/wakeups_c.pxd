@@ -11,6 +11,8 @@ cdef Py_ssize_t HEAD, ROOM
 
 
 cdef class Waiting:
+    cdef double _poll
+    cdef double _blind_poll
     cdef public dict _keys
     cdef public dict _descriptors
     cdef public object _notifier
@@ -39,5 +41,5 @@ cdef class FileSleeper(batches.Sleeper):
 
     cpdef object close(self)
     cdef bint is_undisturbed(self) except -1
-    @cython.locals(keys=set, position=int64_t, data=bytes, size=int64_t)
+    @cython.locals(keys=set, position=int64_t, sequence=object, data=bytes, size=int64_t)
     cdef bint fetch(self, int64_t ns, int64_t most, object make, list out) except -1

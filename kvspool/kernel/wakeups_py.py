@@ -14,8 +14,6 @@ from kvspool import system
 from kvspool.system.handles import refuse_copy
 
 REAL = system.REAL
-POLL = 0.5  # seconds between two checks of everything, even without events
-BLIND_POLL = 0.005  # seconds between two checks if no event can arrive
 OVERFLOW = 0x4000  # inotify's bits: events were lost
 IGNORED = 0x8000  # the watched file was removed, and its watch with it
 WRITTEN = 0x2  # a byte of the watched file was written
@@ -31,7 +29,10 @@ class Waiting:
     changes: all bits of inotify in the last wait.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, poll: float, blind_poll: float) -> None:
+        """poll: most seconds until the caller is to check everything, even without events; blind_poll: if no event can arrive."""
+        self._poll = poll
+        self._blind_poll = blind_poll
         self._keys: dict[int, Hashable] = {}
         self._descriptors: dict[Hashable, set[int]] = {}  # of each key
         self._notifier: Any = None
@@ -60,16 +61,16 @@ class Waiting:
                 return None
             if notifier is None or self.is_blind or not self._is_ours():
                 # A forked child would steal events from the parent.
-                system.port.sleep(min(timeout, BLIND_POLL))
+                system.port.sleep(min(timeout, self._blind_poll))
                 return None
             port = system.port
-            longest = timeout if timeout < POLL else POLL
+            longest = timeout if timeout < self._poll else self._poll
             if port is REAL:
                 data = native.wait_events(self._fd, longest)
             else:
                 data = port.read_events(self._fd) if port.wait_readable(self._fd, longest) else b""
             if not data:
-                return set() if timeout < POLL else None
+                return set() if timeout < self._poll else None
             return self.keys_of(data)
         finally:
             self._leave(notifier)
@@ -137,23 +138,27 @@ class FileSleeper(batches.Sleeper):
 
     def fetch(self, ns: int, most: int, make: Callable[..., Any] | None, out: list[Any]) -> bool:
         if not self.has_more:
+            self.has_more = True  # if a signal handler raises: the events that it cost are not repeated
             keys = self.waiting.wait(ns / 1e9)
             if not keys:
+                self.has_more = False
                 return keys is not None
             if self.waiting.changes != WRITTEN or self.fd < 0:
                 return False
         cursor = self.cursor
         position = cursor.position
+        sequence = cursor.sequence
         data = native.read_at(self.fd, ROOM, position)
         if data is None:
             return False
         try:
-            found = self.scan(data, cursor.sequence, most, make, out)
+            found = self.scan(data, sequence, most, make, out)
             size = found[0]
+            cursor.position = position + size
+            cursor.sequence = found[1]
         except BaseException:
-            out.clear()  # the cursor is still before them
+            out.clear()
+            cursor.position, cursor.sequence = position, sequence  # before them
             raise
-        cursor.position = position + size
-        cursor.sequence = found[1]
         self.has_more = size > 0 and (size < len(data) or size == ROOM)
         return size > 0 or len(data) == 0

@@ -19,7 +19,6 @@ from kvspool.kernel.frames_py import (
     HEADER,
     LARGEST,
     LOOK,
-    LOOK_EVERY,
     MOVED,
     MOVED_ON,
     NO_KEY,
@@ -49,7 +48,6 @@ class FrameWriter(RingEnd):
         lock: Any,
         holder: memoryview,
         keeps_unread: bool = False,
-        expiry: int = 0,
         keeper: Any = None,
         data_fd: int = -1,
         front: Any = None,
@@ -57,18 +55,18 @@ class FrameWriter(RingEnd):
         """Use writable memory; `holder` are the words that name this handle while it has `lock`, an AppendLock (None: it is the only
         writer).
 
-        keeps_unread: pending records of a durable reader are not overwritten. expiry: ns without progress after which a reader is evicted;
-        0: never. keeper: the owner of the descriptors; this keeps it alive. data_fd: of the file whose locked bytes are not
-        overwritten; -1: there is none. front: the page before the ring; None: there is none. Raises ValueError for memory that can't be a
-        log's, or is read-only.
+        keeps_unread: pending records of a durable reader are not overwritten. keeper: the owner of the descriptors; this keeps it alive.
+        data_fd: of the file whose locked bytes are not overwritten; -1: there is none. front: the page before the ring; None: there is
+        none. Raises ValueError for memory that can't be a log's, or is read-only.
         """
-        RingEnd.__init__(self, data, control, seed, holder, keeps_unread, expiry, data_fd, front)
+        RingEnd.__init__(self, data, control, seed, holder, keeps_unread, data_fd, front)
         self.lock = lock
         self.keeper = keeper
         self.guard: Any = threading.RLock()  # of the threads that share this handle; see `append`
         self.process = native.process_id()
         self.era = -1  # of the keys of the value that is being appended; -1: it has none
-        self.look_at = -1  # no check is needed before this time, ns since the Unix epoch; -1: never
+        # Between these times, ns since the Unix epoch, an append needs no check whether the log still exists; -1: no append needs it.
+        self.looked_at = self.look_at = -1
 
     def append(
         self, key: bytes | None, value: bytes, type: int, codec: int, timestamp: int, era: int = -1, patience: int = 0
@@ -90,7 +88,7 @@ class FrameWriter(RingEnd):
     def append_alone(self, key: bytes | None, value: bytes, type: int, codec: int, timestamp: int, era: int, patience: int) -> int:
         """Do the work of `append`, without another thread of this handle meanwhile, unless it sleeps."""
         now = native.now()
-        if self.look_at >= 0 and not 0 <= self.look_at - now <= LOOK_EVERY:
+        if self.look_at >= 0 and not self.looked_at <= now <= self.look_at:
             return LOOK
         # Interpreted, a signal handler may raise as soon as the lock is taken, or append during an append.
         is_ours = not native.is_one_step() and not self.lock.is_taken
@@ -154,7 +152,7 @@ class FrameWriter(RingEnd):
         if len(values) == 0 or not native.is_bytes_in(values, 0) or self.lock.is_taken or native.process_id() != self.process:
             return None
         now = native.now()
-        if self.look_at >= 0 and not 0 <= self.look_at - now <= LOOK_EVERY:
+        if self.look_at >= 0 and not self.looked_at <= now <= self.look_at:
             return None
         if not native.is_one_step():  # others may change the lists meanwhile
             keys, values = None if keys is None else keys[:], values[:]

@@ -22,15 +22,13 @@ from kvspool.record import STRUCTURED
 
 if TYPE_CHECKING:
     from kvspool.engine.damage import VerifyReport
+    from kvspool.engine.reports import RepairReport, Resized
+    from kvspool.engine.retention import Retention
     from kvspool.journal import FixedJournal, Journal
     from kvspool.journal.format import Format
-    from kvspool.journal.repair import JournalRepairReport
-    from kvspool.journal.retention import Retention
     from kvspool.log import Log
     from kvspool.queue import QueueRepairReport, QueueVerifyReport
     from kvspool.spool import Spool
-    from kvspool.spool.repair import RepairReport
-    from kvspool.spool.resize import Resized
 
 JournalFormat = Literal["kvj", "sej", "fflg", "fixed"]
 CONTROL_FILE = "spool.ctl"  # that of `spool.format`, whose import would take a few milliseconds
@@ -491,7 +489,7 @@ def verify(path: str | os.PathLike[str], *, progress: Progress | None = None) ->
         return log.verify(progress)
 
 
-def repair(path: str | os.PathLike[str], *, timeout: float = TIMEOUT) -> RepairReport | JournalRepairReport | QueueRepairReport:
+def repair(path: str | os.PathLike[str], *, timeout: float = TIMEOUT) -> RepairReport | QueueRepairReport:
     """Repair the spool, journal or queue at `path`, and let it take records again.
 
     All of it is on disk when the call returns.

@@ -29,6 +29,8 @@ from kvspool.system import disk
 from kvspool.system.descriptor import Descriptor
 from kvspool.system.handles import Handle
 
+LOOK_EVERY = 1_000_000_000  # ns after which a check whether the queue still exists is due
+
 
 class Chain(Handle):
     """The chunks of one queue, as known to this handle, and the descriptor of its header."""
@@ -87,7 +89,7 @@ class Chain(Handle):
             self.forget()
         elif not self._follow(first):
             self._walk(first)
-        self.ends.looked()
+        self.ends.looked(LOOK_EVERY)
         self.consume()
 
     def reference(self) -> int:

@@ -23,6 +23,7 @@ from kvspool.kernel import frames_py as frames
 from kvspool.kernel.frames import measure
 from kvspool.record import Codec, decode, encode, encode_keys, listed
 from kvspool.spool import format
+from kvspool.spool.eviction import Eviction
 
 if TYPE_CHECKING:
     from kvspool.kernel.frames import FrameWriter
@@ -148,11 +149,12 @@ def _repacked(value: bytes, codec: int, keys: keyed.Keys | None, packer: keyed.P
 class Appending:
     """One batch during its append. stored: the sequences of its published records, also after an error."""
 
-    def __init__(self, batch: RingBatch, kept: Kept | None = None) -> None:
+    def __init__(self, batch: RingBatch, eviction: Eviction, kept: Kept | None = None) -> None:
         """kept: stores the state of a batch's producer."""
         self.stored = range(0)
         self.pinned: Pinned | None = None  # the error of the last attempt
         self._batch = batch
+        self._eviction = eviction
         self._kept = kept
 
     def attempt(self, writer: FrameWriter) -> range | bool:
@@ -171,7 +173,7 @@ class Appending:
             raise Outdated
         if writer.keeps_unread or writer.has_pins():
             end = batch.end(writer)
-            if not writer.admits(end):
+            if not self._eviction.admits(writer, end):
                 if end - writer.end > writer.capacity:
                     raise TooLarge(f"a batch of {end - writer.end} bytes; it doesn't fit into a ring of {writer.capacity}")
                 return False

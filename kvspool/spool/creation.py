@@ -1,7 +1,10 @@
 """Create a spool: both files in a hidden directory, which then gets its name.
 
-The directory is next to the target. Its files are flushed, and it is renamed into place. So no process ever sees half a spool, and a
-visible spool survives a crash of the machine. The disk space is reserved in full: a store to a page without space would kill the process.
+The directory is next to the target. Its files are flushed, and it is renamed into place. So no process ever sees half a spool. The disk
+space is reserved in full: a store to a page without space would kill the process.
+
+**The rename is never undone**: other processes may have appended since. The new files begin with their word `moved` set, as after a resize.
+So no record is appended before the name is on disk: if the creator is killed, interrupted, or its flush fails, the next writer flushes it.
 """
 
 from __future__ import annotations
@@ -45,7 +48,7 @@ def create(
     `kvspool.options.DURABILITIES`; sync_interval: ns, 0 for not given. touched: see `fill`.
 
     Raises LogExists, or the system's OSError (no space, no permission). Nothing is left then, or a hidden directory that a note names and
-    the next call removes. NameNotDurable: the log exists, and is complete.
+    the next call removes. NameNotDurable: the log exists, and is complete. So it may be after an exception of a signal handler.
     """
     making.remove_dead(path, discard)
     if os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir())):
@@ -89,12 +92,16 @@ def _made(path: Path, header: format.ControlHeader, mode: int, allow_unsafe_fs: 
         try:
             if touched and files.is_writable:
                 files.populate(touched)
-            _publish(made, path)
+            files.doubt_name()
+            with disk.flushed_names(path.parent, done=f"{path} was created"):
+                _publish(made, path)
+                files.path = path
+            with suppress(OSError):  # otherwise the next writer does it
+                files.trust_name()
         except BaseException:
             with suppress(OSError):  # the first error counts; the files are closed anyway
                 files.close()
             raise
-        files.path = path
         return files
 
 
@@ -120,7 +127,7 @@ def fill(building: Path, header: format.ControlHeader, mode: int, epoch: format.
 
 def _publish(made: making.Making, path: Path) -> None:
     try:
-        disk.put_in_place(made.path, path, made.release, making.take_name)
+        making.take_name(made.path, path)
     except OSError as error:
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.ELOOP):
             raise LogExists(f"{path} exists already; kvspool.open opens it") from error

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvspool.engine import cursor
 from kvspool.engine.cursor import Make
-from kvspool.engine.wakeups import CHANGED, LINKS
+from kvspool.engine.wakeups import BLIND_POLL, CHANGED, LINKS, SLICE
 from kvspool.errors import Closed, LogVanished
 from kvspool.kernel import frames_py as frames
 from kvspool.kernel.frames import Batch, RingSleeper
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=Sized)
 AFTER_RECORDS = "machine restart"  # the reason for sequences missing directly after records
+BLIND = round(BLIND_POLL * 1e9)  # most ns of a sleep that no writer can end
 BATCH = 256  # records copied at once; few, so that a limit or a slow consumer costs little
 RUN = 4096  # records that are then copied one by one until the next check whether the log was closed
 
@@ -102,11 +103,21 @@ class RingCursor(cursor.Cursor):
                 break
             keys = table.keys
             if items:
-                first, count = items[0].sequence, len(items)
-                items.clear()
-                self.go_to(first)
+                count = len(items)
+                self._put_back(items)
                 got = self.advance(self.reader.fetch, count, partial(make, key_table=keys), items)
         return got
+
+    def _put_back(self, items: list[Any]) -> None:
+        """Go back to before the copied records, and forget them; also if a signal handler interrupts this."""
+        first = items[0].sequence
+        try:
+            items.clear()
+            self.go_to(first)
+        except BaseException:
+            items.clear()
+            self.go_to(first)
+            raise
 
     def advance(self, take: Callable[..., T], *rest: Any) -> T | Gap:
         """Return the result of `take(end, *rest)` without blocking; a Gap instead; an empty result if there is no record."""
@@ -277,7 +288,7 @@ class RingWaiter(Handle):
         spin, ns = self._polling(seconds), round(seconds * 1e9)
 
         def take(end: int, most: int, make: Make | None, items: list[Any]) -> list[Any]:
-            return self._reader.sleep_and_fetch(end, spin, ns, most, make, items)
+            return self._reader.sleep_and_fetch(end, spin, SLICE, ns, BLIND, most, make, items)
 
         gap = self._cursor.copy_out(take, most, make, items)
         if gap is None and not items:
@@ -286,7 +297,7 @@ class RingWaiter(Handle):
 
     def park(self, batch: Batch, seconds: float) -> None:
         if self._cursor.key_table is None:
-            sleeper = RingSleeper(self._reader, self._cursor.files, self._polling(seconds))
+            sleeper = RingSleeper(self._reader, self._cursor.files, self._polling(seconds), SLICE, BLIND)
             batch.park(sleeper, round(seconds * 1e9), BATCH, Record)
 
     def _polling(self, seconds: float) -> int:

@@ -43,7 +43,7 @@ SYNC_LOCK = frames.SYNC_LOCK  # one process flushes for all waiting callers: SYN
 ADMIN_LOCK = 2  # to take or free a reader's slot; recovery, repair, resize
 KEYS_LOCK = 3  # to add to the key table
 READER_LOCKS = 1024  # + slot: an open durable reader
-WRITER_LOCKS = appendlock.SLOTS_AT  # + slot: a handle that writes, see LOCK
+WRITER_LOCKS = appendlock.WRITER_SLOTS_AT  # + slot: a handle that writes, see LOCK
 
 POLICIES = ("overwrite", "block", "raise")  # what a writer does with a full ring; the number in the header is the index here
 BLOCK = POLICIES.index("block")
@@ -138,7 +138,7 @@ class ControlWords(NamedTuple):
 class Moves(NamedTuple):
     """Traces of a resize, and the flag of pins in the ring; from byte 640 of spool.ctl on."""
 
-    moved: Annotated[int, "Q", "not 0: the log may be in new files at its path; resize, append lock"]
+    moved: Annotated[int, "Q", "not 0: check the path: the log may be in new files, or its name not on disk; creator, resize, append lock"]
     dropped: Annotated[int, "Q", "records from this sequence on, and before `kept`, had no room in a resize; resize"]
     kept: Annotated[int, "Q", "the first one that had room; 0: all had room"]
     pins: Annotated[int, "Q", "not 0: parts of the ring may be pinned; readers set it, writers clear it when nothing is pinned"]

@@ -32,7 +32,9 @@ class ProducingSpool(Protocol):
         self, values: Iterable[Any], keys: Iterable[bytes | str | None] | None = None, type: int = 0, timestamp: int | None = None
     ) -> Prepared: ...
 
-    def check_columns(self, parts: list[Columns], codec: int) -> None: ...
+    def columns_of(self, batch: Any, codec: int) -> Columns: ...
+
+    def prepare_columns(self, parts: list[Columns], rows: None = None, codec: int = 0) -> Any: ...
 
     def append_in_transaction(self, batch: Any, transaction: BatchTransaction, timeout: float | None, durable: bool) -> None: ...
 
@@ -62,12 +64,10 @@ class SpoolProducing(Handle):
         return ListedRows(self._log.prepare(values, keys, type, timestamp))
 
     def columns(self, batch: Any, codec: int) -> Columns:
-        from kvspool.engine import columns
-
-        return columns.Columns(batch)
+        return self._log.columns_of(batch, codec)
 
     def column_rows(self, pieces: Pieces, codec: int) -> ColumnPieces:
-        self._log.check_columns([part for part, _ in pieces], codec)
+        self._log.prepare_columns([part for part, _ in pieces], None, codec)
         return ColumnPieces(pieces, codec)
 
     def append_in_transaction(self, rows: Any, transaction: BatchTransaction, timeout: float | None, durable: bool) -> None:

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import msgspec
-
+from kvspool.engine.stats import Bucket, Rate, Rates
 from kvspool.kernel import frames_py as frames
 from kvspool.spool import format
 
@@ -21,39 +20,6 @@ LENGTHS = (1, 60, 3600)  # seconds of a bucket in each series
 
 _GAPS = format.GAPS_AT // 8
 _GAP_WORDS = format.GAP_BUCKET.size // 8
-
-
-class Bucket(msgspec.Struct, frozen=True):
-    """The counts from `time` on (seconds since the Unix epoch), for the length of the bucket. bytes: of the ring. gaps: approximate."""
-
-    time: int
-    records: int
-    bytes: int
-    gaps: int
-
-
-class Rate(msgspec.Struct, frozen=True):
-    """Per second, on average."""
-
-    records: float
-    bytes: float
-    gaps: float
-
-
-class Rates(msgspec.Struct, frozen=True):
-    """Rates over the last whole second, the last 60 whole seconds and the last 60 whole minutes; and the series from which they are
-    computed.
-
-    The series contain only non-empty buckets, the oldest first; the last one may still grow.
-    """
-
-    time: int
-    last_second: Rate
-    last_minute: Rate
-    last_hour: Rate
-    seconds: list[Bucket]
-    minutes: list[Bucket]
-    hours: list[Bucket]
 
 
 def rates(words: Any, now: int) -> Rates:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from kvspool import system
 from kvspool.engine import locks
-from kvspool.errors import Closed, Corruption, NoSuchReader, OutOfRange, ReaderBusy, TooManyReaders
+from kvspool.errors import Closed, Corruption, NoSuchReader, OutOfRange, Pinned, ReaderBusy, SpoolFull, TooManyReaders
 from kvspool.kernel import frames_py as frames
 from kvspool.kernel import machine
 from kvspool.options import Isolation, Start
@@ -348,6 +348,13 @@ def slowest(files: SpoolFiles) -> str:
     is_open = files.is_locked(format.READER_LOCKS + slot.number)
     pending = measure(files.reader(0, 0), (commit.position, commit.sequence)).records
     return f"the reader {slot.name!r} has {pending} pending records ({f'open in {slot.holder}' if is_open else 'not open'})"
+
+
+def no_room(files: SpoolFiles, pinned: Pinned | None, waited: str) -> SpoolFull | Pinned:
+    """Return the error of a writer that has no room. waited: how long it has waited, in words; pinned: the views in the way."""
+    if pinned is not None:
+        return Pinned(f"{files.path}: {pinned}{waited and f', and none became free{waited}'}")
+    return SpoolFull(f"{files.path} has no room{waited}: {slowest(files)}")
 
 
 def delete(live: Callable[[], SpoolFiles], name: str | int, timeout: float) -> None:

@@ -30,11 +30,10 @@ import mmap
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from kvspool import system
 from kvspool.engine import locks, producer_table
-from kvspool.engine.damage import MOST_PLACES, Damage
+from kvspool.engine.damage import MOST_PLACES
+from kvspool.engine.reports import RecoveryReport
 from kvspool.errors import Poisoned, Unrecovered
 from kvspool.kernel import frames_py as frames
 from kvspool.kernel.frames import FrameReader
@@ -48,40 +47,6 @@ if TYPE_CHECKING:
 
     from kvspool.kernel.frames import FrameScanner
     from kvspool.spool.spool_files import SpoolFiles
-
-
-class RecoveryReport(msgspec.Struct, frozen=True):
-    """The result of a recovery.
-
-    case: the name of the decision, see `cases`. recovered: ns since the Unix epoch. checkpoint: "A", "B" or "none". head, tail: positions
-    of the recovered log; records, first_sequence, last_sequence: the kept ones (last < first: none); next_sequence: of the next record.
-    damaged_records: missing sequences; damaged: the places, the first 1000 of them. cut_records, cut_bytes: records of the control block
-    after the end, which were not found. erased_records: leftovers of earlier laps.
-    """
-
-    path: str
-    case: str
-    recovered: int
-    checkpoint: str
-    head: int
-    tail: int
-    records: int
-    first_sequence: int
-    last_sequence: int
-    next_sequence: int
-    damaged_records: int
-    damaged: list[Damage]
-    cut_records: int
-    cut_bytes: int
-    erased_records: int
-
-    def __str__(self) -> str:
-        words = f"{self.path}: recovered ({self.case}): {self.records} records kept"
-        if self.cut_records or self.cut_bytes:
-            words += f", {self.cut_records} records ({self.cut_bytes} bytes) that were not synced are lost"
-        if self.damaged_records:
-            words += f", {self.damaged_records} records are damaged"
-        return f"{words}; the log ends at position {self.tail} and continues with sequence {self.next_sequence}"
 
 
 def apply(memory: Memory, found: Findings) -> None:

@@ -19,10 +19,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from kvspool import system
-from kvspool.engine.damage import VerifyReport
+from kvspool.engine.reports import RepairReport
 from kvspool.errors import Corruption
 from kvspool.kernel import frames_py as frames
 from kvspool.spool import checkpoints, recovery, verify
@@ -34,19 +32,6 @@ if TYPE_CHECKING:
     from kvspool.kernel.frames import FrameReader
 
 TIMEOUT = 10.0  # seconds that a repair waits for each lock
-
-
-class RepairReport(msgspec.Struct, frozen=True):
-    """The result of a repair.
-
-    sync_error: errno of the failed flush, 0 if none had failed. recovery: the report, if the control block had to be recreated. verify: the
-    state afterwards.
-    """
-
-    path: str
-    sync_error: int
-    recovery: recovery.RecoveryReport | None
-    verify: VerifyReport
 
 
 def repair(path: str | os.PathLike[str], *, timeout: float = TIMEOUT) -> RepairReport:
@@ -64,7 +49,7 @@ def repair(path: str | os.PathLike[str], *, timeout: float = TIMEOUT) -> RepairR
             boot_id = system.port.boot_id()
             failed = files.control.cast("Q")[frames.SYNC_ERROR]
             done = recovery.recover_files(files, boot_id, mend)
-            return RepairReport(str(files.path), failed, done, verify.verify_files(files))
+            return RepairReport(path=str(files.path), sync_error=failed, recovery=done, verify=verify.verify_files(files))
     finally:
         files.close()
 

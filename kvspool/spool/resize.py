@@ -28,10 +28,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from kvspool import system
 from kvspool.engine import locks
+from kvspool.engine.reports import Resized
 from kvspool.errors import Corruption, LogVanished, NameNotDurable, Poisoned, SpoolFull
 from kvspool.kernel import frames_py as frames
 from kvspool.kernel import machine
@@ -53,19 +52,6 @@ _SUFFIX = ".resize"  # of the temporary name
 _NAMES = {format.CONTROL_FILE, format.DATA_FILE, format.LOCK_FILE, *creation.PRODUCER_FILES}
 
 Progress = Callable[[int, int], None]
-
-
-class Resized(msgspec.Struct, frozen=True):
-    """The result of a resize.
-
-    capacity, before: bytes of the ring, now and before. records: kept. dropped: records that had no room.
-    """
-
-    path: str
-    before: int
-    capacity: int
-    records: int
-    dropped: int
 
 
 def resize(live: Callable[[], SpoolFiles], capacity: int, timeout: float, progress: Progress | None = None) -> Resized:

@@ -17,16 +17,19 @@ from typing import Any, NamedTuple
 import msgspec
 
 from kvspool import keyed, system
+from kvspool.engine.moving import Mover, Target
+from kvspool.engine.rows import SPOOL, Rows, columns_of
 from kvspool.errors import Corruption, LogNotFound, NotALog
 from kvspool.kernel import frames_py as frames
 from kvspool.kernel.frames import FrameReader, FrameScanner
-from kvspool.record import STRUCTURED, Codec
+from kvspool.record import STRUCTURED, Codec, Record
 from kvspool.spool import creation, format
-from kvspool.spool.appending import Prepared
+from kvspool.spool.appending import Row, RowBatch
 from kvspool.spool.keys import KeyTable
 from kvspool.spool.spool import Spool
 from kvspool.system import filesystems
 from kvspool.system.descriptor import Descriptor
+from kvspool.system.handles import Handle
 
 BATCH = 256  # records copied at once
 
@@ -94,13 +97,19 @@ def salvage(
             with Spool(made, is_new=True) as log:
                 if made.key_table is not None:
                     made.key_table.add(list(found.keys.names.values()), lambda: system.port.flush_data(made.control_fd))
-                copy = _Copy(log, found, progress or (lambda done, all: None))
-                copy.go(ring)
+                frames = _SoundFrames(ring, found.keys)
+                mover = Mover(_NewSpool(log), SPOOL)
+                total = sum(run.frames for run in ring.runs)
+                mover.move(frames.batches(), None if progress is None else lambda: progress(mover.records, total))
                 log.sync()
     finally:
         file.close()
-    missing = copy.last - copy.first + 1 - copy.records
-    return SalvageReport(str(source), str(goal), copy.records, copy.bytes, copy.first, copy.last, missing, copy.undecodable, damage)
+    if progress is not None:
+        progress(mover.records, total)
+    missing = frames.last - frames.first + 1 - mover.records
+    return SalvageReport(
+        str(source), str(goal), mover.records, mover.bytes, frames.first, frames.last, missing, frames.undecodable, damage
+    )
 
 
 def _open(path: Path) -> Descriptor:
@@ -162,40 +171,55 @@ def _keys(block: bytes, log_id: bytes) -> keyed.Keys:
     return KeyTable(memoryview(region), log_id).keys
 
 
-class _Copy:
-    """The copy, and its counts."""
+class _NewSpool(Target, Handle):
+    """The new log. Its rows are appended unchanged: it has the key table of the old one."""
 
-    def __init__(self, log: Spool, found: _Found, progress: Callable[[int, int], object]) -> None:
+    format = "spool"
+    room = SPOOL
+
+    def __init__(self, log: Spool) -> None:
+        super().__init__(log.path)
         self._log = log
-        self._found = found
-        self._progress = progress
-        self.records = self.bytes = self.undecodable = self.first = 0
+        self.most = log.capacity // 8
+
+    def append(self, rows: Rows, at: int | None = None) -> range:
+        columns = zip(rows.keys, rows.values, rows.types, rows.codecs, rows.timestamps, strict=True)
+        return self._log.append_prepared(RowBatch([Row(*row) for row in columns]))
+
+    def close(self) -> None:
+        """Do nothing: the log is the caller's."""
+
+
+class _SoundFrames:
+    """The sound frames of a ring. first, last: their sequences so far; undecodable: keyed values with lost keys, now raw bytes."""
+
+    def __init__(self, ring: _Ring, keys: keyed.Keys) -> None:
+        self._ring = ring
+        self._keys = keys
+        self.first = self.undecodable = 0
         self.last = -1
 
-    def go(self, ring: _Ring) -> None:
-        """Append every sound record of the ring to the log, in the order of their sequences."""
-        total = sum(run.frames for run in ring.runs)
-        for fields in ring.frames():
-            if fields[0] > self.last:  # otherwise it is a second copy
-                self._append(*fields)
-            if self.records % BATCH == 0:
-                self._progress(self.records, total)
-        self._progress(self.records, total)
-
-    def _append(self, sequence: int, timestamp: int, type: int, key: bytes | None, value: bytes, codec: int) -> None:
-        if codec == Codec.KEYED and not self._is_decodable(value):
-            codec = Codec.RAW
-            self.undecodable += 1
-        self._log.append_prepared(Prepared([key], [value], type, bytes((codec,)), timestamp))
-        if self.last < 0:
-            self.first = sequence
-        self.last = sequence
-        self.records += 1
-        self.bytes += len(key or b"") + len(value)
+    def batches(self) -> Iterator[Rows]:
+        """Yield the records in the order of their sequences, without second copies."""
+        batch: list[Record] = []
+        for sequence, timestamp, type, key, value, codec in self._ring.frames():
+            if sequence <= self.last:
+                continue  # a second copy
+            if batch and (sequence != self.last + 1 or len(batch) == BATCH):
+                yield columns_of(batch)
+                batch = []
+            if codec == Codec.KEYED and not self._is_decodable(value):
+                codec = Codec.RAW
+                self.undecodable += 1
+            self.first = sequence if self.last < 0 else self.first
+            self.last = sequence
+            batch.append(Record(sequence, timestamp, type, key, value, codec))
+        if batch:
+            yield columns_of(batch)
 
     def _is_decodable(self, value: bytes) -> bool:
         try:
-            keyed.unpack(value, self._found.keys)
+            keyed.unpack(value, self._keys)
         except (ValueError, RecursionError):
             return False
         return True

@@ -158,3 +158,15 @@ def _sound_entry(reader: FrameReader, position: int, head: int, tail: int) -> tu
     if entry[0] == frames.NOTHING or not head <= entry[0] < tail:
         return frames.NOTHING, 0, 0
     return entry if reader.sequence_at(entry[0], tail) == entry[1] else (frames.NOTHING, 0, 0)
+
+
+def held(reader: FrameReader, sequence: int) -> int:
+    """Return how many bytes of the ring are taken by the records from a sequence on."""
+    position, _ = find(reader, sequence)
+    return int(reader.mark()[0]) - position
+
+
+def records_from(reader: FrameReader, sequence: int) -> int:
+    """Return the number of records from a sequence on, without numbers left out after a crash of the machine."""
+    _, first = find(reader, "earliest")
+    return count(reader, max(sequence, first), reader.mark()[:2])

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -27,9 +27,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from kvspool import system
-from kvspool.engine import locks
+from kvspool.engine import locks, times
 from kvspool.engine.background import SYNC_INTERVAL, Background
-from kvspool.engine.damage import VerifyReport
 from kvspool.engine.iteration import Iterations
 from kvspool.errors import (
     AGAIN,
@@ -40,10 +39,8 @@ from kvspool.errors import (
     MismatchedFiles,
     Moved,
     NotDurable,
-    Pinned,
     Poisoned,
     Reentered,
-    SpoolFull,
     appended_by,
     say_what_is_stored,
 )
@@ -59,21 +56,23 @@ from kvspool.spool import format, producing, recovery, search, views
 from kvspool.spool.appending import Appending, Kept, Outdated, Prepared, RingBatch, Row, RowBatch, check_fields, prepared, refuse_larger
 from kvspool.spool.cursor import RingCursor, end_of, refuse_vanished
 from kvspool.spool.durability import SpoolFlusher
-from kvspool.spool.reader import SpoolReader, delete, listing, slowest
-from kvspool.spool.repair import RepairReport, repair
+from kvspool.spool.eviction import Eviction
+from kvspool.spool.reader import SpoolReader, delete, listing, no_room
 from kvspool.spool.spool_files import SpoolFiles
-from kvspool.spool.stats import SpoolStats, stats
-from kvspool.spool.verify import verify_files
 from kvspool.system import forks, holders
 
 if TYPE_CHECKING:
     import pyarrow
 
     from kvspool.engine.columns import Columns
-    from kvspool.spool.resize import Resized
+    from kvspool.engine.damage import VerifyReport
+    from kvspool.engine.reports import RepairReport, Resized
+    from kvspool.engine.rows import Room
+    from kvspool.engine.stats import LogStats
 
 T = TypeVar("T")
 CAPABILITIES = frozenset(("codecs", "keys", "producers", "resize", "timestamps", "types"))
+LOOK_EVERY = 1_000_000_000  # ns after which a writer must check whether its log still exists
 PATIENCE = 5_000_000  # most ns that one step waits for the append lock: signal handlers are delayed for that time
 
 
@@ -86,8 +85,8 @@ class Spool(Single, Log):
 
     HELPERS = frozenset(
         """
-        append_at_once append_in_transaction append_columns append_rows append_slowly change_producers check_columns ensure_log_id forked
-        frame_writer header held is_durable records_from refuse_larger ring
+        append_at_once append_in_transaction append_rows append_slowly change_producers ensure_log_id forked
+        frame_writer header held is_durable refuse_larger ring
         """.split()
     )
 
@@ -105,7 +104,7 @@ class Spool(Single, Log):
         durability, sync_interval: instead of those in the log's header. is_new: this call of `create` created the log, so there is nothing
         to recover, and nothing can fail here any more.
         """
-        Single.__init__(self)
+        Single.__init__(self, times.MOST_AHEAD)
         self.path = files.path
         self.timeout = timeout
         self.recovery = None if is_new else recovery.ensure_true(files, timeout)
@@ -116,6 +115,7 @@ class Spool(Single, Log):
         self.durability = durability or DURABILITIES[files.header.durability]
         self.sync_interval = sync_interval or files.header.sync_interval / 1e9 or SYNC_INTERVAL
         self.is_durable = self.durability == "disk"
+        self._eviction = Eviction(files.header.reader_expiry)
         self._flusher: SpoolFlusher | None = None
         self._background: Background | None = None
         self._process = -1  # that opened the writer
@@ -132,12 +132,21 @@ class Spool(Single, Log):
     def capabilities(self) -> frozenset[str]:
         return CAPABILITIES
 
+    @property
+    def room(self) -> Room:
+        from kvspool.engine.rows import SPOOL
+
+        return SPOOL
+
+    def limits(self) -> dict[str, Any]:
+        return {"capacity": self.capacity}
+
     # Writing.
 
     def append_slowly(
         self, value: Any, key: Any, type: int, timestamp: int | None, timeout: float | None, durable: bool
     ) -> int:
-        """Append records that need more than one step; see `append`."""
+        """Append a record that needs more than one step, as each durable one does; see `Single.append` (`kernel.single_py`)."""
         packer = None
         if value.__class__ is bytes:
             codec = 0
@@ -191,7 +200,7 @@ class Spool(Single, Log):
         self.refuse_larger(longest)
         return batch
 
-    def append_prepared(self, batch: Prepared, timeout: float | None = None, durable: bool = False) -> range:
+    def append_prepared(self, batch: RingBatch, timeout: float | None = None, durable: bool = False) -> range:
         return self._write(batch, timeout, durable)
 
     def append_rows(self, rows: list[Row], timeout: float | None = None) -> range:
@@ -239,23 +248,22 @@ class Spool(Single, Log):
         durable: bool = False,
         at: int | None = None,
     ) -> range:
-        from kvspool.engine import columns
+        from kvspool.engine.columns import parts
 
         if at is not None:
             self._refuse("at")
-        return self.append_columns([columns.Columns(part) for part in columns.parts(batch)], None, codec, timeout, durable)
+        columns = [self.columns_of(part, codec) for part in parts(batch)]
+        return self._write(self.prepare_columns(columns, codec=codec), timeout, durable)
 
-    def append_columns(
-        self, parts: list[Columns], rows: memoryview | None, codec: int, timeout: float | None = None, durable: bool = False
-    ) -> range:
-        """Append the given rows (int32 numbers; None: all) of each part; see `append_arrow`."""
-        self.check_columns(parts, codec)
-        return self._write(ColumnPieces([(part, rows) for part in parts], codec), timeout, durable)
+    def columns_of(self, batch: pyarrow.RecordBatch, codec: int) -> Columns:
+        from kvspool.engine.columns import Columns
 
-    def check_columns(self, parts: list[Columns], codec: int) -> None:
-        """Raise TooLarge if a row doesn't fit into this log, ValueError for an invalid codec."""
+        return Columns(batch)
+
+    def prepare_columns(self, parts: Sequence[Columns], rows: memoryview | None = None, codec: int = Codec.RAW) -> ColumnPieces:
         check_codec(codec)
         self.refuse_larger(max((part.largest for part in parts), default=0))
+        return ColumnPieces([(part, rows) for part in parts], codec)
 
     def sync(self, timeout: float | None = None) -> int:
         flusher = self._open_flusher()
@@ -310,13 +318,19 @@ class Spool(Single, Log):
 
     # Maintenance.
 
-    def stats(self) -> SpoolStats:
+    def stats(self) -> LogStats:
+        from kvspool.spool.stats import stats
+
         return stats(self._live(), self.durability, self.sync_interval)
 
     def verify(self, progress: Progress | None = None) -> VerifyReport:
+        from kvspool.spool.verify import verify_files
+
         return verify_files(self._live(), progress)
 
     def repair(self, timeout: float | None = None) -> RepairReport:
+        from kvspool.spool.repair import repair
+
         return repair(self._live().path, timeout=self.timeout if timeout is None else timeout)
 
     def resize(
@@ -331,7 +345,6 @@ class Spool(Single, Log):
         return self._files is None
 
     def has_vanished(self) -> bool:
-        """Return whether the log's files were deleted; data in memory can still be read."""
         if self._files is None:
             raise Closed(f"{self.path} was closed; open it again")
         return self._files.has_vanished()
@@ -347,7 +360,6 @@ class Spool(Single, Log):
 
     @property
     def capacity(self) -> int:
-        """Return the size of the ring in bytes."""
         return self._live().header.capacity
 
     def end(self) -> int:
@@ -360,15 +372,10 @@ class Spool(Single, Log):
 
     def held(self, sequence: int) -> int:
         """Return how many bytes of the ring are taken by the records from a sequence on."""
-        reader = self._live().reader(0, 0)
-        position, _ = search.find(reader, sequence)
-        return int(reader.mark()[0]) - position
+        return search.held(self._live().reader(0, 0), sequence)
 
     def records_from(self, sequence: int) -> int:
-        """Return the number of records from a sequence on, without numbers left out after a crash of the machine."""
-        reader = self._live().reader(0, 0)
-        _, first = search.find(reader, "earliest")
-        return search.count(reader, max(sequence, first), reader.mark()[:2])
+        return search.records_from(self._live().reader(0, 0), sequence)
 
     def close(self) -> None:
         with self._thread_lock:
@@ -463,9 +470,9 @@ class Spool(Single, Log):
                 self._background = Background(self._flusher, self.sync_interval, self.timeout)
             self._writer = writer  # last: if it is set everything is, also after an exception from a signal handler
         now = system.port.now()
-        if not 0 <= self._writer.look_at - now <= frames.LOOK_EVERY:
+        if not self._writer.looked_at <= now <= self._writer.look_at:
             refuse_vanished(files)
-            self._writer.look_at = now + frames.LOOK_EVERY
+            self._writer.looked_at, self._writer.look_at = now, now + LOOK_EVERY
         return self._writer
 
     def _open_flusher(self) -> SpoolFlusher:
@@ -479,7 +486,7 @@ class Spool(Single, Log):
     def _write(self, batch: RingBatch, timeout: float | None, durable: bool, kept: Kept | None = None) -> range:
         """Append a batch under one lock; see `Appending`. `durable`: and flush it."""
         timeout = self.timeout if timeout is None else timeout
-        appending = Appending(batch, kept)
+        appending = Appending(batch, self._eviction, kept)
         try:
             appended = self._wait_for_room(appending, timeout)
             if (durable or self.is_durable) and appended:
@@ -512,10 +519,7 @@ class Spool(Single, Log):
             pinned = appending.pinned
             may_wait = files.header.policy == format.BLOCK or (pinned is not None and not files.header.policy)
             if left <= 0 or not may_wait:
-                waited = f" within {timeout:g} s" if may_wait else ""
-                if pinned is not None:
-                    raise Pinned(f"{self.path}: {pinned}{waited and f', and none became free{waited}'}")
-                raise SpoolFull(f"{self.path} has no room{waited}: {slowest(files)}")
+                raise no_room(files, pinned, f" within {timeout:g} s" if may_wait else "")
             system.port.sleep(min(pause, left))
             pause = min(pause * 1.5, locks.LONGEST_PAUSE)
 

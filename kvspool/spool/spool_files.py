@@ -250,13 +250,11 @@ class SpoolFiles(Handle):
         """Return the writer of frames; `holder` contains the words that name it. Raises PermissionError without write permission."""
         if not self.is_writable:
             raise self.refusal("append to")
-        keeps_unread, expiry = self.header.policy != 0, self.header.reader_expiry
+        keeps_unread = self.header.policy != 0
         mapping, self._writable = self._writable, None
         whole = memoryview(mapping or self._map(self.data_fd, format.DATA_START + self.header.capacity, writable=True))
         front, ring = whole[: format.DATA_START], whole[format.DATA_START :]
-        return FrameWriter(
-            ring, self.control, self.seed, self.append_lock, memoryview(holder), keeps_unread, expiry, self, self.data_fd, front
-        )
+        return FrameWriter(ring, self.control, self.seed, self.append_lock, memoryview(holder), keeps_unread, self, self.data_fd, front)
 
     def populate(self, touched: int) -> None:
         """Map the ring for the first writer of these files: with all touched pages of a new log."""
@@ -292,7 +290,7 @@ class SpoolFiles(Handle):
 
     def append_lock_by(self, fd: int) -> AppendLock:
         """Return a separate append lock for a descriptor from `open_lock`, which the caller closes."""
-        return AppendLock(self.control, frames.LOCK, fd, int.from_bytes(system.port.random(8), "little"))
+        return locks.append_lock(self.control, frames.LOCK, fd)
 
     @property
     def lock_fd(self) -> int:
@@ -387,21 +385,34 @@ class SpoolFiles(Handle):
             found.key_table.go_on(self.key_table)
         return found
 
-    def stay(self) -> None:
-        """Reset the word `moved` of files that are in place: left by a resize that crashed, or whose last flush failed.
+    def doubt_name(self) -> None:
+        """Set the word `moved` of new files: their name is not on disk. Files without write permission are left alone."""
+        if self.is_writable:
+            self._words[frames.MOVED] = 1
 
-        Either these are the old files, which were not replaced, or the new ones, whose name may not be on disk. So the directory is flushed
-        first: no record is appended to files that a crash of the machine could replace by the old ones. Raises the system's OSError if the
-        flush fails; the word stays then.
+    def trust_name(self) -> None:
+        """Reset the word `moved` of files whose name the caller has flushed; see `stay`."""
+        self._reset_moved(lambda: None)
+
+    def stay(self) -> None:
+        """Reset the word `moved` of files that are in place: left by a creation or resize that crashed, or whose last flush failed.
+
+        Either these are the old files, which were not replaced, or new ones, whose name may not be on disk. So the directory is flushed
+        first: no record is appended to files that a crash of the machine could take away, or replace by the old ones. Raises the system's
+        OSError if the flush fails; the word stays then.
         """
-        if not (self.can_ask and self.can_write):
+        self._reset_moved(self._flush_name)
+
+    def _reset_moved(self, before: Callable[[], None]) -> None:
+        """Under the append lock, if it is free: call `before`, and reset the word `moved`, unless the files are no longer in place."""
+        if not self.is_writable:
             return
         with self.open_lock() as fd:
             lock = self.append_lock_by(fd)
             if lock.take():
                 try:
                     if self.may_have_moved and self.is_in_place():
-                        self._flush_name()
+                        before()
                         self._words[frames.MOVED] = 0
                 finally:
                     lock.free()
@@ -410,7 +421,7 @@ class SpoolFiles(Handle):
         try:
             disk.flush_directory(self.path.parent)
         except OSError as error:
-            error.add_note(f"while flushing {self.path.parent}: {self.path} was resized, and takes no records before its name is on disk")
+            error.add_note(f"while flushing {self.path.parent}: {self.path}, new or resized, takes no records before its name is on disk")
             raise
 
     def is_in_place(self) -> bool:

@@ -2,54 +2,17 @@
 
 from __future__ import annotations
 
-import msgspec
+from typing import Any
 
 from kvspool import system
+from kvspool.engine.stats import LogStats
 from kvspool.kernel import frames_py as frames
 from kvspool.record import Codec
 from kvspool.spool import epochs, format, rates, search
 from kvspool.spool.spool_files import SpoolFiles
 
 
-class SpoolStats(msgspec.Struct, frozen=True):
-    """The contents of a spool at one moment.
-
-    capacity, used: bytes of the ring, in all and with frames in them. first_sequence: of the oldest record; next_sequence: of the next one
-    to be appended. first_timestamp, last_timestamp, created: ns since the Unix epoch, 0 if there is no record. synced_sequence: every
-    record below it is on disk; unsynced_records, unsynced_bytes: from there on. reader_expiry: seconds, 0 for never. durability: the level
-    of this handle; sync_interval: seconds, for the level "os". sync_error: errno of the first failed flush, 0 if there was none. rates: of
-    appends and Gaps. recoveries: how often the log was recovered after a restart of the machine; recovered: the last time, ns since the
-    Unix epoch, 0 for never; lost_records, lost_bytes: records of the control block that the last recovery did not find.
-    """
-
-    path: str
-    format: str
-    log_id: str
-    policy: str
-    reader_expiry: float
-    codec: str
-    capacity: int
-    used: int
-    records: int
-    first_sequence: int
-    next_sequence: int
-    first_timestamp: int
-    last_timestamp: int
-    durability: str
-    sync_interval: float
-    synced_sequence: int
-    unsynced_records: int
-    unsynced_bytes: int
-    sync_error: int
-    created: int
-    rates: rates.Rates
-    recoveries: int = 0
-    recovered: int = 0
-    lost_records: int = 0
-    lost_bytes: int = 0
-
-
-def stats(files: SpoolFiles, durability: str, sync_interval: float) -> SpoolStats:
+def stats(files: SpoolFiles, durability: str, sync_interval: float) -> LogStats:
     """Return the statistics of a log. durability, sync_interval: of the handle."""
     reader = files.reader(0, 0)
     synced, synced_sequence = reader.word(format.SYNCED), reader.word(format.SYNCED_SEQ)
@@ -57,7 +20,7 @@ def stats(files: SpoolFiles, durability: str, sync_interval: float) -> SpoolStat
     tail, next_sequence, last = reader.mark()
     reader.walk(position, tail, 0, 0)
     first_timestamp = reader.timestamp if position < tail else 0
-    return SpoolStats(
+    return LogStats(
         path=str(files.path),
         format="spool",
         log_id=files.origin.hex(),
@@ -83,8 +46,8 @@ def stats(files: SpoolFiles, durability: str, sync_interval: float) -> SpoolStat
     )
 
 
-def _recovered(files: SpoolFiles) -> dict[str, int]:
-    """Return the fields of SpoolStats about the last recovery."""
+def _recovered(files: SpoolFiles) -> dict[str, Any]:
+    """Return the fields of LogStats about the last recovery."""
     found = epochs.newest(files.control, files.header.log_id)
     names = ("recoveries", "recovered", "lost_records", "lost_bytes")
     return {name: 0 if found is None else getattr(found[1], name) for name in names}

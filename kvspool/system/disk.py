@@ -1,14 +1,15 @@
 """Read and replace small files as a whole, and flush the names in a directory.
 
-**A failed flush of a directory** after a name was created, changed or removed has one of two results. If the operation can be undone, it
-is: so `make_directory` and `put_in_place` leave nothing, and the next attempt flushes again. Otherwise NameNotDurable describes the
-operation (`done`). An operation passes `done` only to its last flush; an earlier one that fails raises the plain OSError.
+**A failed flush of a directory** after a name was created, changed or removed has one of two results. An empty directory is removed
+again: so `make_directory` leaves nothing, and the next attempt flushes again. Nothing else is undone, since other processes may use it
+already: NameNotDurable describes the operation (`done`). An operation passes `done` only to its last flush; an earlier one that fails
+raises the plain OSError.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -59,28 +60,6 @@ def make_directory(path: Path, mode: int = 0o700) -> bool:
     return True
 
 
-def put_in_place(
-    building: Path, path: Path, release: Callable[[], None] | None = None, rename: Callable[[Path, Path], None] | None = None
-) -> None:
-    """Rename a complete file or directory, its new name on disk when this returns. If anything fails, the old name is restored.
-
-    release: called under the new name, before the flush. rename: instead of the system's, which replaces an empty directory. Raises the
-    system's OSError, or the errors of `release`; NameNotDurable instead of an OSError if the old name couldn't be restored either.
-    """
-    (rename or system.port.rename)(building, path)
-    try:
-        if release is not None:
-            release()
-        flush_directory(path.parent)
-    except BaseException as error:
-        try:
-            system.port.rename(path, building)
-        except OSError:
-            if isinstance(error, OSError):
-                raise NameNotDurable(f"{path} was created", os.fspath(path.parent), error) from error
-        raise
-
-
 @contextmanager
 def step() -> Iterator[None]:
     """Raise the plain OSError instead of NameNotDurable: the `with` block is a step of an operation that fails as a whole."""
@@ -100,6 +79,24 @@ def flush_directory(path: Path, mode: int | None = None, *, done: str = "") -> N
         _flush_directory(path, mode)
     except OSError as error:
         if not done:
+            raise
+        raise NameNotDurable(done, os.fspath(path), error) from error
+
+
+@contextmanager
+def flushed_names(path: Path, done: str) -> Iterator[None]:
+    """Flush the names in a directory after the `with` block, which changes them and can't be undone.
+
+    The directory is opened first, so a lack of descriptors fails before the block: as the system's OSError. done: see `flush_directory`.
+    """
+    is_done = False
+    try:
+        with Descriptor(path, os.O_RDONLY | os.O_DIRECTORY) as fd:
+            yield
+            is_done = True
+            system.port.flush(fd)
+    except OSError as error:
+        if not is_done:
             raise
         raise NameNotDurable(done, os.fspath(path), error) from error
 

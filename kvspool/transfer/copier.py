@@ -18,7 +18,9 @@ from typing import Any
 import msgspec
 
 from kvspool import system
-from kvspool.errors import Corruption, GapError, LogNotFound, NotALog, NotKept, OtherRecords
+from kvspool.engine.moving import Mover
+from kvspool.engine.rows import Room, Rows, latest, lost
+from kvspool.errors import Corruption, LogNotFound, NotALog, OtherRecords
 from kvspool.journal import files as journals
 from kvspool.journal.formats import FORMATS
 from kvspool.opening import logs
@@ -28,9 +30,8 @@ from kvspool.record import Codec, Gap
 from kvspool.transfer import queues, sources, targets
 from kvspool.transfer.note import Note, Notes, locked
 from kvspool.transfer.progress import CopyProgress
-from kvspool.transfer.rows import Room, Rows, latest, lost, may_lose
 from kvspool.transfer.sources import Source
-from kvspool.transfer.targets import QueueTarget, SpoolTarget, Target
+from kvspool.transfer.targets import CopyTarget, QueueTarget
 
 LEAST_CAPACITY = 64 << 20  # bytes of a spool that is created for a copy
 FRAME = 48  # most bytes that a record takes in a spool in addition to key and value
@@ -146,7 +147,9 @@ def _check(source: Path, target: Path, format: str | None, end: int | None, limi
         raise FileNotFoundError(f"{target.parent} is not a directory; create it first")
 
 
-def _target(origin: Source, path: Path, format: str | None, first: int, notes: Notes, options: dict[str, Any], timeout: float) -> Target:
+def _target(
+    origin: Source, path: Path, format: str | None, first: int, notes: Notes, options: dict[str, Any], timeout: float
+) -> CopyTarget:
     """Open the target, or create it; one that a killed process left incomplete is recreated."""
     wanted = format or ("spool" if origin.format == "v1" else origin.format)
     note = notes.load()
@@ -193,24 +196,20 @@ def _options(origin: Source, format: str, given: dict[str, Any]) -> dict[str, An
     return {**known, **given}
 
 
-class _Work:
+class _Work(Mover):
     """One run.
 
     sequence: of the source's next record; `at`: its sequence in a target with sequences; begun, since: the same for the first record that
     an earlier run, or this one, has copied.
     """
 
-    def __init__(self, origin: Source, target: Target, notes: Notes, on_gap: OnGap, lossy: bool) -> None:
+    target: CopyTarget
+
+    def __init__(self, origin: Source, target: CopyTarget, notes: Notes, on_gap: OnGap, lossy: bool) -> None:
+        super().__init__(target, origin.room, name=str(origin.path), on_gap=on_gap, is_lossy=lossy)
         self.origin = origin
-        self.target = target
         self._notes = notes
-        self._on_gap = on_gap
-        self._lossy = lossy
-        self._kinds = may_lose(origin.room, target.room)
-        self._gaps: list[Gap] = []
-        self._lost: dict[str, int] = {}
-        self._edges: tuple[int, int, int, int] | None = None  # start and end of the copied records, in source and target
-        self._records = self._bytes = 0
+        self._edges: tuple[int, int] | None = None  # start and end of the copied records, in the source
         self.sequence = self.begun = self.at = self.since = 0
         self.is_continued = False
 
@@ -243,8 +242,7 @@ class _Work:
         if leaves_out and first > self.sequence:
             self.at += first - self.sequence if self.target.may_leave_out else 0
             self.sequence = first
-        if isinstance(self.target, SpoolTarget):
-            self.target.since, self.target.is_lossy = self.since, self._lossy
+        self.target.since, self.target.is_lossy = self.since, self.is_lossy
         self._remember()
 
     def _is_emptied(self, first: int, there: range) -> bool:
@@ -256,7 +254,7 @@ class _Work:
         """Return whether the target ends with the source's record of the same sequence."""
         if not (self.target.has_sequences and self.origin.has_sequences):
             return False
-        if there.stop - 1 < self.origin.range().start and self._on_gap != "raise":
+        if there.stop - 1 < self.origin.range().start and self.on_gap != "raise":
             return True  # the source has lost the record to compare
         return self._is_same(there.stop - 1)
 
@@ -306,18 +304,15 @@ class _Work:
         if end is not None:
             end = max(self.sequence, min(end, self.origin.range().stop))
         left = None if limit is None else max(0, limit - self._copied())
-        if self._kinds and not self._lossy:
+        if self.kinds and not self.is_lossy:
             self._look_ahead(end, left)
         if before is not None:
             before(self._plan())
         total = (self.origin.range().stop if end is None else end) - self.sequence if progress is not None else 0
-        for item in _limited(self.origin.read(self.sequence, end), left):
-            if isinstance(item, Gap):
-                self._pass(item)
-                continue
-            self._put(item)
-            if progress is not None:
-                progress(CopyProgress(self._records, self._bytes, min(total, left) if left is not None else total))
+        tell = None
+        if progress is not None:
+            tell = lambda: progress(CopyProgress(self.records, self.bytes, total if left is None else min(total, left)))  # noqa: E731
+        self.move(_limited(self.origin.read(self.sequence, end), left), tell)
         self.target.sync()
         return self._report()
 
@@ -336,43 +331,22 @@ class _Work:
         with suppress(Corruption):
             for item in _limited(self.origin.read(self.sequence, end), left):
                 if isinstance(item, Rows):
-                    self._refuse_loss(lost(item, self._kinds, self.target.room, last))
+                    self.refuse_loss(lost(item, self.kinds, self.target.room, last))
                     last = latest(item, last, self.target.room)
 
-    def _refuse_loss(self, found: dict[str, int]) -> None:
-        if found:
-            words = ", ".join(f"{kind} (sequence {sequence})" for kind, sequence in found.items())
-            raise NotKept(
-                f"records of {self.origin.path} have fields that the format {self.target.format} can't store: {words}; "
-                "choose another one, or lossy=True (--lossy)"
-            )
-
-    def _pass(self, gap: Gap) -> None:
-        """Continue after lost records of the source."""
-        self._gaps.append(gap)
+    def skip(self, gap: Gap) -> None:
         if self.target.may_leave_out:
+            self.gaps.append(gap)
             self.at += gap.last + 1 - self.sequence
             self.sequence = gap.last + 1
             return
-        if self._on_gap == "raise":
-            raise GapError(gap)
+        super().skip(gap)
         self.sequence = gap.last + 1
         self._remember()
 
-    def _put(self, rows: Rows) -> None:
-        self.target.refuse_unfit(rows)
-        if self._kinds:
-            found = lost(rows, self._kinds, self.target.room, self.target.last_time)
-            if not self._lossy:
-                self._refuse_loss(found)
-            self._lost = {**found, **self._lost}
-        if (late := self.target.too_late(rows)) is not None:
-            self._lost = {"timestamps": late, **self._lost}
-        self.target.append(rows, self.at)
-        begin, target_begin = (self.sequence, self.at) if self._edges is None else self._edges[:2]
-        self._edges = (begin, target_begin, rows.end, self.at + len(rows.values))
-        self._records += len(rows.values)
-        self._bytes += rows.size
+    def put(self, rows: Rows, at: int | None = None) -> None:
+        super().put(rows, self.at)
+        self._edges = (self.sequence if self._edges is None else self._edges[0], rows.end)
         self.sequence, self.at = rows.end, self.at + len(rows.values)
         if not self.target.has_sequences:
             self._remember()
@@ -390,12 +364,12 @@ class _Work:
             first_sequence=self.sequence,
             target_sequence=self.at if target.has_sequences else None,
             keeps_sequences=self._keeps_sequences,
-            may_lose=[kind for kind in self._kinds if kind != "timestamps" or not room.timestamps or room.is_ordered],
+            may_lose=[kind for kind in self.kinds if kind != "timestamps" or not room.timestamps or room.is_ordered],
             is_continued=self.is_continued,
         )
 
     def _report(self) -> CopyReport:
-        first, target_first, end, target_end = (None, None, None, None) if self._edges is None else self._edges
+        first, end = (None, None) if self._edges is None else self._edges
         has_sequences = self.target.has_sequences
         changed = [] if self._keeps_sequences or not self.origin.has_sequences else ["sequences"]
         return CopyReport(
@@ -403,14 +377,14 @@ class _Work:
             target=str(self.target.path),
             source_format=self.origin.format,
             format=self.target.format,
-            records=self._records,
-            bytes=self._bytes,
-            gaps=self._gaps,
-            not_kept=[kind for kind in dict.fromkeys([*self._kinds, *self._lost]) if kind in self._lost] + changed,
+            records=self.records,
+            bytes=self.bytes,
+            gaps=self.gaps,
+            not_kept=[kind for kind in dict.fromkeys([*self.kinds, *self.lost]) if kind in self.lost] + changed,
             first_sequence=first,
             last_sequence=None if end is None else end - 1,
-            target_first_sequence=target_first if has_sequences else None,
-            target_last_sequence=None if target_end is None or not has_sequences else target_end - 1,
+            target_first_sequence=self.first if has_sequences else None,
+            target_last_sequence=self.last if has_sequences else None,
             is_continued=self.is_continued,
             torn=self.origin.torn,
         )
@@ -431,7 +405,7 @@ def _limited(items: Iterator[Rows | Gap], left: int | None) -> Iterator[Rows | G
         yield item
 
 
-def _same(ours: Rows, theirs: Rows, target: Target, room: Room) -> bool:
+def _same(ours: Rows, theirs: Rows, target: CopyTarget, room: Room) -> bool:
     """Return whether the target's record is a copy of the source's record, as far as it can store it."""
     kept = target.room
     columns: list[tuple[object, object]] = [(ours.values, theirs.values)]

@@ -21,33 +21,22 @@ from typing import IO, TYPE_CHECKING, Any
 import msgspec
 
 from kvspool.engine import times
-from kvspool.engine.iteration import gathered
+from kvspool.engine.exporting import BATCH, BATCH_BYTES, CODECS, FORMATS, codec_name
+from kvspool.engine.moving import Mover
+from kvspool.engine.rows import AROUND, FILE, Room, Rows, size_of
 from kvspool.errors import NotImportable
+from kvspool.gap import Gap
 from kvspool.log import Log
-from kvspool.options import OnGap, Start
-from kvspool.record import NO_TIME, Codec, Gap, Record, plain
+from kvspool.record import NO_TIME, Codec
 from kvspool.spool.appending import Row
-from kvspool.spool.spool import Spool
+from kvspool.transfer import targets
+from kvspool.transfer.sources import V1Source
 
 if TYPE_CHECKING:
     import pyarrow
 
-FORMATS = ("jsonl", "parquet")
-BATCH = 1024  # records appended, or written as one row group, at once
-BATCH_BYTES = 4 << 20  # bytes of keys and values in them
-
 Progress = Callable[[int], None]
-_NAMES = {codec.name.lower(): codec for codec in Codec if codec != Codec.PAD}
-_to_json = msgspec.json.Encoder().encode
 _to_msgpack = msgspec.msgpack.Encoder().encode
-
-
-class Exported(msgspec.Struct, frozen=True):
-    """The result of an export. lost: records that could not be read, not counting numbers left out after a restart; gaps: all of them."""
-
-    records: int
-    lost: int
-    gaps: list[Gap]
 
 
 class Imported(msgspec.Struct, frozen=True):
@@ -76,183 +65,59 @@ class Line(msgspec.Struct):
 _LINES = msgspec.json.Decoder(Line)
 
 
-# Export.
-
-
-def export(
-    log: Log,
-    file: IO[bytes],
-    format: str = "jsonl",
-    *,
-    start: Start = "earliest",
-    end: int | None = None,
-    on_gap: OnGap = "raise",
-    progress: Progress | None = None,
-) -> Exported:
-    """Write the present records to a binary file, up to sequence `end` (not included) if that is given.
-
-    format: "jsonl" or "parquet". on_gap: "raise" ends with GapError at the first lost record; "yield" and "skip" continue, and the result
-    lists the Gaps. progress: called with the number of records so far. Raises the errors of `Log.read`, Undecodable for a keyed value whose
-    keys are damaged, OSError of the file, ValueError. All records before an error are in the file.
-    """
-    if format not in FORMATS:
-        raise ValueError(f"a format is one of {', '.join(FORMATS)}, not {format!r}")
-    gaps: list[Gap] = []
-    records = _records(log.read(start, on_gap="raise" if on_gap == "raise" else "yield"), end, gaps)
-    write = _write_lines if format == "jsonl" else _write_parquet
-    count = 0
-    for written in write(log, file, records):
-        count += written
-        if progress is not None:
-            progress(count)
-    lost = sum(gap.count for gap in gaps if gap.reason != "machine restart")  # those numbers were left out on purpose
-    return Exported(count, lost, gaps)
-
-
-def _records(items: Iterable[Record | Gap], end: int | None, gaps: list[Gap]) -> Iterator[Record]:
-    """Yield the records before the sequence `end`, and note the Gaps between them."""
-    for item in items:
-        if isinstance(item, Gap):
-            if end is not None and item.first >= end:
-                break
-            gaps.append(item)
-            continue
-        if end is not None and item.sequence >= end:
-            break
-        yield item
-
-
-def _write_lines(log: Log, file: IO[bytes], records: Iterable[Record]) -> Iterator[int]:
-    has_times = "timestamps" in log.capabilities
-    lines = (_to_json(_members(record, has_time=has_times)) + b"\n" for record in records)
-    for batch in gathered(lines, len, BATCH, BATCH_BYTES):
-        file.write(b"".join(batch))
-        yield len(batch)
-
-
-def _members(record: Record, *, has_time: bool = True) -> dict[str, Any]:
-    """Return a record as the members of its line."""
-    members: dict[str, Any] = {"sequence": record.sequence, "timestamp": record.timestamp, "type": record.type}
-    if not has_time or record.timestamp == NO_TIME:
-        del members["timestamp"]
-    members["codec"] = _name(record.codec)
-    for name, content in (("key", _text(record.key)), ("value", _content(record))):
-        if isinstance(content, bytes):
-            members[f"{name}_base64"] = base64.b64encode(content).decode()
-        else:
-            members[name] = content
-    return members
-
-
-def _name(codec: int) -> str | int:
-    return next((name for name, known in _NAMES.items() if known == codec), codec)
-
-
-def _text(value: bytes | None) -> str | bytes | None:
-    """Return bytes as text if they are UTF-8, else unchanged."""
-    try:
-        return None if value is None else value.decode()
-    except UnicodeDecodeError:
-        return value
-
-
-def _content(record: Record) -> Any:
-    """Return the value if JSON can restore it byte for byte; its bytes otherwise."""
-    value = plain(record)
-    if record.codec == Codec.JSON:
-        return msgspec.Raw(value) if _is_line(value) else value
-    if record.codec not in (Codec.MSGPACK, Codec.KEYED):
-        return _text(value)
-    try:
-        said = _to_json(msgspec.msgpack.decode(value))
-        return msgspec.Raw(said) if _to_msgpack(msgspec.json.decode(said)) == value else value
-    except (ValueError, TypeError, OverflowError, RecursionError):
-        return value
-
-
-def _is_line(value: bytes) -> bool:
-    """Return whether these bytes can be part of a line, and be cut out of it again."""
-    try:
-        msgspec.json.decode(value)
-        value.decode()
-    except (ValueError, RecursionError):
-        return False
-    return value == value.strip() and b"\n" not in value and b"\r" not in value
-
-
-def _write_parquet(log: Log, file: IO[bytes], records: Iterable[Record]) -> Iterator[int]:
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    from kvspool import arrow
-
-    about = {"kvspool.log_id": log.log_id.hex(), "kvspool.codec": log.stats().codec}
-    about["kvspool.keyed"] = "values of codec 4 are plain MessagePack here"
-    schema = arrow.SCHEMA.insert(3, pa.field("codec", pa.int32())).with_metadata(about)
-    has_times = "timestamps" in log.capabilities
-    rows = ((one.sequence, _known_time(one, has_times), one.type, one.codec, one.key, plain(one)) for one in records)
-    with parquet.ParquetWriter(file, schema) as writer:
-        for batch in gathered(rows, _row_bytes, BATCH, BATCH_BYTES):
-            columns = zip(*batch, strict=True)
-            arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
-            writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema), row_group_size=len(batch))
-            yield len(batch)
-
-
-def _known_time(record: Record, has_times: bool) -> int | None:
-    return record.timestamp if has_times and record.timestamp != NO_TIME else None
-
-
-def _row_bytes(row: tuple[int, int | None, int, int, bytes | None, bytes]) -> int:
-    return len(row[4] or b"") + len(row[5])
-
-
 # Import.
 
 
-def import_(log: Spool, file: IO[bytes], format: str = "jsonl", *, progress: Progress | None = None) -> Imported:
+def import_(log: Log, file: IO[bytes], format: str = "jsonl", *, progress: Progress | None = None) -> Imported:
     """Append the records of a binary file, in order, in batches that are appended whole or not at all.
 
-    format: "jsonl" or "parquet". Raises NotImportable for an invalid record, with its line or row and the number of imported records; the
-    errors of `Log.append_many` (a batch without room is not appended); ValueError; OSError of the file.
+    format: "jsonl" or "parquet". Raises NotImportable for an invalid record, with its line or row and the number of imported records;
+    NotKept if a record has a field that the log can't store; the errors of `Log.append_many` (a batch without room is not appended);
+    ValueError; OSError of the file.
     """
     if format not in FORMATS:
         raise ValueError(f"a format is one of {', '.join(FORMATS)}, not {format!r}")
-    return append_rows(log, _lines(file) if format == "jsonl" else _parquet_rows(file), progress)
+    name = str(getattr(file, "name", "the file"))
+    return _imported(log, _batches(_lines(file) if format == "jsonl" else _parquet_rows(file)), FILE, name, progress)
 
 
-def append_rows(log: Spool, rows: Iterable[Row], progress: Progress | None = None, torn: list[str] | None = None) -> Imported:
-    """Append rows in batches that are published at once; an error reports how many were appended."""
-    batch: list[Row] = []
-    size = count = 0
-    first = last = None
-    most = min(BATCH_BYTES, log.capacity // 8)
-
-    def append() -> None:
-        nonlocal batch, size, count, first, last
-        if batch:
-            sequences = log.append_rows(batch)
-            first = sequences.start if first is None else first
-            last, count = sequences.stop - 1, count + len(batch)
-            batch, size = [], 0
-            if progress is not None:
-                progress(count)
-
+def _imported(log: Log, items: Iterable[Rows | Gap], room: Room, name: str, progress: Progress | None) -> Imported:
+    """Move records to the end of a log; an error reports how many were appended."""
+    target = targets.of(log)
+    target.is_lossy = True  # a spool overwrites its oldest records, as for every append
+    mover = Mover(target, room, name=name)
     try:
-        for row in rows:
-            needed = len(row.value) + len(row.key or b"") + 64
-            if len(batch) == BATCH or size + needed > most:
-                append()
-            batch.append(row)
-            size += needed
-        append()
+        mover.move(items, None if progress is None else lambda: progress(mover.records))
     except Exception as error:
-        done = f"{count} records were imported before" + ("" if first is None else f", sequences {first} to {last}")
+        done = f"{mover.records} records were imported before"
+        if mover.records:
+            done += f", sequences {mover.first} to {mover.last}"
         if isinstance(error, NotImportable):
             raise NotImportable(f"{error}; {done}") from error
         error.add_note(done)
         raise
-    return Imported(count, first, last, torn or [])
+    return Imported(mover.records, mover.first, mover.last)
+
+
+def _batches(records: Iterable[Row]) -> Iterator[Rows]:
+    """Yield records in batches. Of a batch with an invalid record, nothing is yielded."""
+    batch: list[Row] = []
+    first = size = 0
+    for record in records:
+        needed = len(record.value) + len(record.key or b"") + AROUND
+        if batch and (len(batch) == BATCH or size + needed > BATCH_BYTES):
+            yield _columns(first, batch)
+            first, size, batch = first + len(batch), 0, []
+        batch.append(record)
+        size += needed
+    if batch:
+        yield _columns(first, batch)
+
+
+def _columns(first: int, batch: list[Row]) -> Rows:
+    keys, values, types, codecs, timestamps = map(list, zip(*batch, strict=True))
+    known = [NO_TIME if timestamp < 0 else timestamp for timestamp in timestamps]
+    return Rows(first, values, keys, types, known, bytes(codecs), size_of(values, keys))
 
 
 def _lines(file: IO[bytes]) -> Iterator[Row]:
@@ -266,9 +131,9 @@ def _lines(file: IO[bytes]) -> Iterator[Row]:
 
 
 def _row(line: Line) -> Row:
-    codec = line.codec if isinstance(line.codec, int) else _NAMES.get(line.codec, -1)
+    codec = line.codec if isinstance(line.codec, int) else CODECS.get(line.codec, -1)
     if not 0 <= codec < Codec.PAD:
-        raise ValueError(f"there is no codec {line.codec!r}; codecs are {', '.join(_NAMES)}")
+        raise ValueError(f"there is no codec {line.codec!r}; codecs are {', '.join(CODECS)}")
     if (line.value_base64 is None) == (bytes(line.value) == b""):
         raise ValueError("a record has either value or value_base64")
     key = None if line.key is None else line.key.encode()
@@ -288,7 +153,7 @@ def _value(line: Line, codec: int) -> bytes:
     if codec in (Codec.MSGPACK, Codec.KEYED):
         return _to_msgpack(value)
     if not isinstance(value, str):
-        raise ValueError(f"a value of codec {_name(codec)} is a string, not {type(value).__name__}")
+        raise ValueError(f"a value of codec {codec_name(codec)} is a string, not {type(value).__name__}")
     return value.encode()
 
 
@@ -350,18 +215,13 @@ def _column(batch: pyarrow.RecordBatch, name: str, kind: str) -> list[Any]:
 # Import of a directory of kvspool v1.
 
 
-def import_v1(log: Spool, path: Path, *, unread: bool = False, progress: Progress | None = None) -> Imported:
+def import_v1(log: Log, path: Path, *, unread: bool = False, progress: Progress | None = None) -> Imported:
     """Append the records of a spool directory of kvspool v1, which are dicts of strings, in the order in which they were written.
 
     unread: only those after the position of its reader. An incomplete frame at the end of a file ends that file, and is listed in `torn`.
     Any other fault raises NotImportable, with file, byte and the number of imported records.
     """
-    from kvspool.opening import v1
-
-    torn: list[str] = []
-
-    def rows() -> Iterator[Row]:
-        for pairs in v1.records(path, unread=unread, torn=torn):
-            yield Row(None, _to_msgpack(pairs), 0, Codec.KEYED, -1)
-
-    return append_rows(log, rows(), progress, torn)
+    source = V1Source(path)
+    source.unread = unread
+    done = _imported(log, source.read(0, None), source.room, str(path), progress)
+    return msgspec.structs.replace(done, torn=source.torn)

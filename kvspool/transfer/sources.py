@@ -11,15 +11,14 @@ from typing import Any
 import msgspec
 
 from kvspool.engine.iteration import Iteration, gathered
+from kvspool.engine.rows import AROUND, BYTES, ROWS, VALUES, Room, Rows, batches, values_of
 from kvspool.errors import OutOfRange
-from kvspool.journal import Journal
+from kvspool.log import Log
 from kvspool.opening import logs, v1
 from kvspool.options import Start
-from kvspool.record import Codec, Gap, Record
-from kvspool.spool import Spool
+from kvspool.record import Codec, Gap
 from kvspool.system.handles import Handle
 from kvspool.transfer import queues
-from kvspool.transfer.rows import AROUND, BYTES, ROWS, SPOOL, VALUES, Room, Rows, room_of, rows_of, values_of
 
 _to_msgpack = msgspec.msgpack.Encoder().encode
 
@@ -82,12 +81,12 @@ class Source(ABC):
 class LogSource(Source, Handle):
     """A spool or a journal."""
 
-    def __init__(self, log: Spool | Journal) -> None:
+    def __init__(self, log: Log) -> None:
         super().__init__(log.path)
         self._log = log
-        self.format = "spool" if isinstance(log, Spool) else log.format.name
-        self.room = SPOOL if isinstance(log, Spool) else room_of(log.format)
-        self.log_id = log.log_id.hex() if isinstance(log, Spool) else ""
+        self.format = log.kind
+        self.room = log.room
+        self.log_id = log.log_id.hex() if log.always_has_id else ""
 
     @property
     def identity(self) -> list[str]:
@@ -95,42 +94,16 @@ class LogSource(Source, Handle):
 
     @property
     def options(self) -> dict[str, Any]:
-        if isinstance(self._log, Spool):
-            return {"codec": self._log.stats().codec, "capacity": self._log.capacity}
-        return {"codec": self._log.stats().codec, **self._log.format.limits()}
+        return {"codec": self._log.stats().codec, **self._log.limits()}
 
     def range(self) -> range:
-        stats = self._log.stats()
-        return range(stats.first_sequence, stats.next_sequence)
+        return range(*self._log.extent())
 
     def begin(self, start: Start) -> int:
-        if start == "earliest":
-            return self.range().start
-        return int(self._log.cursor(start).sequence) if isinstance(self._log, Spool) else self._log.place(start).sequence
+        return self.range().start if start == "earliest" else self._log.sequence_at(start)
 
     def read(self, start: int, end: int | None) -> Iterator[Rows | Gap]:
-        reading = Iteration(self._log.cursor(start, bounded=True, end=end))
-        batch: list[Record] = []
-        size = 0
-        try:
-            while items := reading.poll(ROWS):
-                gap = items.pop() if isinstance(items[0], Gap) else None
-                batch += items
-                size += sum([len(record.value) for record in items]) + AROUND * len(items)
-                if batch and (gap is not None or size >= BYTES or len(batch) >= ROWS):
-                    yield rows_of(batch, has_times=self.room.timestamps)
-                    batch, size = [], 0
-                if gap is not None:
-                    yield gap
-        except Exception:  # the records before it are sound
-            if batch:
-                yield rows_of(batch, has_times=self.room.timestamps)
-            raise
-        else:
-            if batch:
-                yield rows_of(batch, has_times=self.room.timestamps)
-        finally:
-            reading.close()
+        return batches(Iteration(self._log.cursor(start, bounded=True, end=end)), has_times=self.room.timestamps, rows=ROWS)
 
     def most_bytes(self) -> int:
         return self._log.stats().used
@@ -176,16 +149,17 @@ class V1Source(Source, Handle):
 
     format = "v1"
     room = Room(codecs=True)
+    unread = False  # only records after the position of its reader
 
     def range(self) -> range:
-        return range(sum(1 for _ in v1.records(self.path, unread=False, torn=[])))
+        return range(sum(1 for _ in v1.records(self.path, unread=self.unread, torn=[])))
 
     def begin(self, start: Start) -> int:
         return 0 if start == "earliest" else _number(start, self.range())
 
     def read(self, start: int, end: int | None) -> Iterator[Rows | Gap]:
         torn: list[str] = []
-        values = (_to_msgpack(pairs) for pairs in v1.records(self.path, unread=False, torn=torn))
+        values = (_to_msgpack(pairs) for pairs in v1.records(self.path, unread=self.unread, torn=torn))
         yield from _batches(values, start, end, Codec.KEYED)
         self.torn = torn
 
@@ -225,5 +199,4 @@ def open(path: Path, format: str | None, options: dict[str, Any], timeout: float
         return V1Source(path)
     if format == "queue" or (format is None and queues.is_queue(path)):
         return QueueSource(path)
-    log: Any = logs.open(path, format=format, timeout=timeout, **options)
-    return LogSource(log)
+    return LogSource(logs.open(path, format=format, timeout=timeout, **options))

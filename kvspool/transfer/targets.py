@@ -2,39 +2,41 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import builtins
+from abc import abstractmethod
 from pathlib import Path
 from typing import Any
 
 from kvspool.engine import sizes, times
-from kvspool.errors import NotALog, OtherRecords, OutOfRange, SpoolFull, TooLarge
+from kvspool.engine.moving import Target
+from kvspool.engine.rows import AROUND, BYTES, SPOOL, VALUES, Rows, any_key, rows_of
+from kvspool.errors import OtherRecords, OutOfRange, SpoolFull, TooLarge
 from kvspool.journal import Journal, JournalBatch
 from kvspool.journal.formats import FORMATS
 from kvspool.kernel.frames import measure
+from kvspool.log import Log
 from kvspool.opening import logs
 from kvspool.record import NO_TIME, Codec
 from kvspool.spool import Spool
 from kvspool.spool.appending import Row
 from kvspool.system.handles import Handle
 from kvspool.transfer import queues
-from kvspool.transfer.rows import AROUND, BYTES, SPOOL, VALUES, Room, Rows, any_key, latest, room_of, rows_of
 
 LONGEST_ENTRY = 65535  # bytes, in a queue
 NO_LIMITS = ("codec", "mode", "durability", "sync_interval", "timeout", "allow_unsafe_fs")  # of `kvspool.create` for a journal
 
 
-class Target(ABC):
-    """A target. room: fields that its records can store; may_leave_out: sequences; has_sequences: a queue has none."""
+class CopyTarget(Target):
+    """The target of a copy. may_leave_out: sequences; has_sequences: a queue has none.
 
-    format: str
-    room: Room
+    is_lossy: a spool may overwrite the oldest records of the copy, and gives times too far ahead the present one; since: the sequence of
+    the first of them.
+    """
+
     may_leave_out = False
     has_sequences = True
-    most = BYTES  # bytes of a batch
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.last_time = NO_TIME
+    is_lossy = False
+    since = 0
 
     @abstractmethod
     def range(self) -> range:
@@ -45,52 +47,17 @@ class Target(ABC):
         """Return the last record; None if it can't be read."""
 
     @abstractmethod
-    def check(self, rows: Rows) -> None:
-        """Raise TooLarge, or ValueError, for rows that can't be appended."""
-
-    @abstractmethod
-    def append(self, rows: Rows, at: int) -> None:
-        """Append rows, the first of which gets the sequence `at`. Raises OtherRecords if another program appends, too."""
-
-    @abstractmethod
     def sync(self) -> None:
         """Flush all to disk."""
 
-    @abstractmethod
-    def close(self) -> None:
-        """Release all files and locks."""
 
-    def too_late(self, rows: Rows) -> int | None:
-        """Return the sequence of the first record whose time is too far ahead for the target; None if there is none."""
-        return None
-
-    def refuse_unfit(self, rows: Rows) -> None:
-        """Raise TooLarge, or ValueError, naming the record that can't be appended."""
-        try:
-            self.check(rows)
-        except ValueError:
-            for row in range(len(rows.values)):
-                try:
-                    self.check(rows.part(row, row + 1))
-                except ValueError as error:
-                    raise type(error)(f"record {rows.first + row} does not fit into {self.path}: {error}") from None
-            raise
-
-    def __enter__(self) -> Target:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class LogTarget(Target, Handle):
+class LogTarget(CopyTarget, Handle):
     """A log of any kind."""
 
     _log: Spool | Journal
 
     def range(self) -> range:
-        stats = self._log.stats()
-        return range(stats.first_sequence, stats.next_sequence)
+        return range(*self._log.extent())
 
     def last(self) -> Rows | None:
         there = self.range()
@@ -115,7 +82,7 @@ class JournalTarget(LogTarget):
         super().__init__(log.path)
         self._log = log
         self.format = log.format.name
-        self.room = room_of(log.format)
+        self.room = log.room
         self.may_leave_out = log.format.may_leave_out
         if log.format.has_timestamps:
             self.last_time = log.latest_time()
@@ -133,26 +100,19 @@ class JournalTarget(LogTarget):
             codecs=rows.codecs.replace(bytes([Codec.KEYED]), bytes([Codec.MSGPACK])) if room.codecs else None,
         )
 
-    def append(self, rows: Rows, at: int) -> None:
+    def append(self, rows: Rows, at: int | None = None) -> range:
         try:
-            self._log.append_batch(self._batch(rows), at=at)
+            return self._log.append_batch(self._batch(rows), at=at)
         except OutOfRange as error:
             raise OtherRecords(f"another program appends to the target of the copy: {error}") from error
-        self.last_time = latest(rows, self.last_time, self.room)
 
 
 class SpoolTarget(LogTarget):
-    """A spool.
-
-    is_lossy: later records may overwrite the oldest ones of the copy, and times too far ahead become the present one; since: the sequence
-    of the first of them.
-    """
+    """A spool."""
 
     _log: Spool
     format = "spool"
     room = SPOOL
-    is_lossy = False
-    since = 0
 
     def __init__(self, log: Spool) -> None:
         super().__init__(log.path)
@@ -174,17 +134,15 @@ class SpoolTarget(LogTarget):
             return None
         return rows.first + next(row for row, timestamp in enumerate(rows.timestamps) if timestamp > most)
 
-    def append(self, rows: Rows, at: int) -> None:
+    def append(self, rows: Rows, at: int | None = None) -> range:
         if self.is_lossy:
             most = times.latest()
             rows = rows._replace(timestamps=[NO_TIME if timestamp > most else timestamp for timestamp in rows.timestamps])
-        for part in rows.parts(self.most):
-            self._refuse_overwriting(part)
-            appended = self._log.append_rows(_spool_rows(part))
-            if appended.start != at:
-                raise OtherRecords(f"another program appends to {self.path}: expected sequence {at}, got {appended.start}")
-            at = appended.stop
-        self.last_time = latest(rows, self.last_time, self.room)
+        self._refuse_overwriting(rows)
+        appended = self._log.append_rows(_spool_rows(rows))
+        if at not in (None, appended.start):
+            raise OtherRecords(f"another program appends to {self.path}: expected sequence {at}, got {appended.start}")
+        return appended
 
     def _refuse_overwriting(self, rows: Rows) -> None:
         longest, stored = measure(rows.keys, rows.values)
@@ -200,7 +158,7 @@ def _spool_rows(rows: Rows) -> list[Row]:
     return [Row(*row) for row in zip(rows.keys, rows.values, rows.types, rows.codecs, stored, strict=True)]
 
 
-class QueueTarget(Target):
+class QueueTarget(CopyTarget):
     """A queue."""
 
     format = "queue"
@@ -222,8 +180,9 @@ class QueueTarget(Target):
         if longest > LONGEST_ENTRY:
             raise TooLarge(f"a value of {longest} bytes; an entry of a queue has {LONGEST_ENTRY} at most")
 
-    def append(self, rows: Rows, at: int) -> None:
+    def append(self, rows: Rows, at: int | None = None) -> builtins.range:
         self.queue.put_many(rows.values)
+        return builtins.range(len(rows.values)) if at is None else builtins.range(at, at + len(rows.values))
 
     def sync(self) -> None:
         self.queue.sync()
@@ -237,19 +196,20 @@ def exists(path: Path) -> bool:
     return path.is_symlink() or path.is_file() or (path.is_dir() and any(path.iterdir()))
 
 
-def open(path: Path, timeout: float) -> Target:
+def open(path: Path, timeout: float) -> CopyTarget:
     """Open an existing target. Raises the errors of `kvspool.open`."""
     if queues.is_queue(path):
         return QueueTarget(queues.open(path))
-    log: Any = logs.open(path, timeout=timeout)
-    if isinstance(log, Spool):
-        return SpoolTarget(log)
-    if isinstance(log, Journal):
-        return JournalTarget(log)
-    raise NotALog(f"{path} can't be the target of a copy")
+    return of(logs.open(path, timeout=timeout))
 
 
-def create(path: Path, format: str, first: int, options: dict[str, Any]) -> Target:
+def of(log: Log) -> SpoolTarget | JournalTarget:
+    """Return an open log as a target."""
+    kind: Any = JournalTarget if "at" in log.capabilities else SpoolTarget
+    return kind(log)  # type: ignore[no-any-return]
+
+
+def create(path: Path, format: str, first: int, options: dict[str, Any]) -> CopyTarget:
     """Create a log and open it. first: the sequence of its first record, if the format permits it."""
     if format == "queue":
         return QueueTarget(queues.create(path, **options))

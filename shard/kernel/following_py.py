@@ -12,7 +12,7 @@ from typing import Any
 import kvspool.kernel.machine as native
 from kvspool import system
 from kvspool.engine.iteration import check_timeout
-from kvspool.kernel.wakeups_py import BLIND_POLL, POLL
+from kvspool.engine.wakeups import BLIND_POLL, POLL
 from kvspool.options import OnGap
 from shard.kernel.merge_py import MergeSource, Merging
 

@@ -259,9 +259,9 @@ def test_sets_and_hubs_call_what_they_share_by_the_same_names() -> None:
 
 LEFT_OUT = {
     "ShardSet": """reader readers delete_reader
-        read_arrow export verify repair archive unarchive trim set_retention resize ensure_log_id""",
+        read_arrow export verify repair archive unarchive trim set_retention resize ensure_log_id has_vanished""",
     "HubRoot": """append append_many append_arrow writer producer producers forget_producers retire_producers sync
-        read_arrow export verify repair archive unarchive trim set_retention resize ensure_log_id""",
+        read_arrow export verify repair archive unarchive trim set_retention resize ensure_log_id has_vanished""",
 }
 
 

@@ -1,11 +1,9 @@
-"""Systems for the tests of journals: one that was restarted, one that kills the process, one that is quick because it never flushes."""
+"""Systems for the tests of journals: one that was restarted, one that is quick because it never flushes."""
 
 from __future__ import annotations
 
 import functools
 import gc
-import os
-import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -36,26 +34,6 @@ class UnflushedPort(Port):
 
     def flush_data(self, fd: int) -> None:
         return None
-
-
-class KillingPort(Port):
-    """Kills the process instead of the n-th call that changes something, counted from 1."""
-
-    def __init__(self, nth: int) -> None:
-        super().__init__()
-        self.left = nth
-        for name in CHANGES:
-            setattr(self, name, self._killing(getattr(self, name)))
-
-    def _killing(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(call)
-        def counted(*args: Any, **options: Any) -> Any:
-            self.left -= 1
-            if self.left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return call(*args, **options)
-
-        return counted
 
 
 class MeanwhilePort(Port):

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import zstandard
 from children import Died, bound_addresses, in_child, start
-from faults import FILE_CALLS, FailingPort, RecordingPort
+from faults import FILE_CALLS, FailingPort, KillingPort, RecordingPort
 from schedules import some
 
 import kvspool
@@ -347,22 +347,6 @@ def test_others_append_follow_and_seek_while_one_archives(tmp_path: Path) -> Non
 # Kills and failures.
 
 
-class DeadlyPort(FailingPort):
-    """Kills the process at the n-th call."""
-
-    def __init__(self, nth: int) -> None:
-        super().__init__(nth, errno.EIO, CALLS)
-
-    def _failing(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(*args: Any, **options: Any) -> Any:
-            self.left -= 1
-            if self.left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return call(*args, **options)
-
-        return counted
-
-
 def small(path: Path) -> Journal:
     return filled(path, 60, 1000)
 
@@ -397,7 +381,7 @@ def test_killed_at_each_call(tmp_path: Path, undo: bool) -> None:
         copy = tmp_path / f"{nth}"
         shutil.copytree(tmp_path / "log", copy)
         try:
-            in_child(lambda nth=nth, copy=copy: _under(DeadlyPort(nth), copy, undo))  # type: ignore[misc]
+            in_child(lambda nth=nth, copy=copy: _under(KillingPort(nth, CALLS), copy, undo))  # type: ignore[misc]
         except Died as died:
             assert died.signal == signal.SIGKILL
             is_whole_and_can_be_finished(copy, whole, before, undo)

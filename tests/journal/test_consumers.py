@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broken import KillingPort, RestartedPort, UnflushedPort, failing
+from broken import CHANGES, RestartedPort, UnflushedPort, failing
 from children import Died, in_child, start
-from faults import RecordingPort
+from faults import KillingPort, RecordingPort
 
 import kvspool
 from kvspool import system
@@ -136,7 +136,7 @@ def test_killed_at_each_step_of_a_commit_the_old_index_or_the_new_one_stands(log
     seen = set()
 
     def commit(nth: int) -> None:
-        with system.replaced(KillingPort(nth)):
+        with system.replaced(KillingPort(nth, CHANGES)):
             log.offsets.store(name, 7)
 
     for nth in range(1, 100):

@@ -15,8 +15,9 @@ from typing import Any
 
 import append_lock
 import pytest
-from broken import KillingPort, MeanwhilePort, RestartedPort, UnflushedPort, failing
+from broken import CHANGES, MeanwhilePort, RestartedPort, UnflushedPort, failing
 from children import Died, bound_addresses, in_child, start
+from faults import KillingPort
 from loops import twins
 
 import kvspool
@@ -604,7 +605,7 @@ def test_killed_at_any_call_an_append_loses_nothing_that_was_appended(tmp_path: 
     def append(path: Path, nth: int) -> None:
         with system.replaced(UnflushedPort()), kvspool.open(path) as log:
             log.append(b"x" * 3000)
-            with system.replaced(KillingPort(nth)):
+            with system.replaced(KillingPort(nth, CHANGES)):
                 log.append_many([b"y" * 3000] * 4)
 
     for nth in range(1, 100):
@@ -767,7 +768,7 @@ def test_a_kill_during_the_removal_of_segments_leaves_no_hole(tmp_path: Path, la
     def drop(path: Path, nth: int) -> None:
         with system.replaced(UnflushedPort()), kvspool.open(path) as log:
             log.sync()
-            with system.replaced(KillingPort(nth)):
+            with system.replaced(KillingPort(nth, CHANGES)):
                 log.trim(before=5, force=True) if last else log.append(b"x" * 9000)
 
     left = set()

@@ -136,8 +136,8 @@ def test_our_files_are_next_to_the_directory(tmp_path: Path) -> None:
         next(reader.read())
         reader.commit()
     assert {len(name) for name in os.listdir(tmp_path / "log")} == {16}
-    lock = sidecars.lock_file(tmp_path / "log").name
-    assert sorted(os.listdir(tmp_path / ".log.kvspool")) == sorted(["kvspool.json", lock, f"{lock}.tail", "r.lck", "r.ofs"])
+    lock, readers = sidecars.lock_file(tmp_path / "log").name, sidecars.reader_lock(tmp_path / "log", b"r").name
+    assert sorted(os.listdir(tmp_path / ".log.kvspool")) == sorted(["kvspool.json", lock, f"{lock}.tail", readers, "r.ofs"])
     assert (tmp_path / ".log.kvspool").stat().st_mode & 0o777 == 0o700
     assert {path.stat().st_mode & 0o777 for path in tmp_path.glob("*/*")} == {0o600}
 

@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,8 @@ from children import in_child, start
 import kvspool
 from kvspool import system
 from kvspool.engine import making
-from kvspool.errors import KvspoolError, LockTimeout, LogExists, LogVanished
-from kvspool.journal import Journal, Retention
+from kvspool.errors import FormatError, KvspoolError, LockTimeout, LogExists, LogVanished, ReaderBusy
+from kvspool.journal import FixedJournal, Journal, Retention
 from kvspool.journal.files import LEFTOVERS
 from kvspool.system.descriptor import Descriptor
 
@@ -116,6 +116,82 @@ def test_a_commit_changes_no_reader_of_a_journal_that_replaced_its_own(tmp_path:
             reader.commit()
     with reopened(path, name) as other:
         assert other.offsets.load("before") == 1
+
+
+READS: dict[str, Callable[[Any], object]] = {
+    "cursor": lambda log: log.cursor(),
+    "follow": lambda log: next(log.follow(timeout=0), None),
+    "read": lambda log: list(log.read()),
+    "read_values": lambda log: list(log.read_values(2)),
+    "view": lambda log: log.view(0).__enter__(),
+}
+
+
+@pytest.mark.parametrize("moved", [False, True])
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("verb", READS)
+def test_a_handle_reads_nothing_from_a_journal_that_replaced_its_own(tmp_path: Path, name: str, verb: str, moved: bool) -> None:
+    path = tmp_path / "log"
+    with create(path, name) as first:
+        fill(first)
+    with reopened(path, name) as stale:
+        replace(path, name, tmp_path / "moved" if moved else None)
+        with pytest.raises(LogVanished, match="open it again"):
+            READS[verb](stale)
+
+
+@pytest.mark.parametrize("moved", [False, True])
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_cursor_enters_no_segment_of_a_journal_that_replaced_its_own(tmp_path: Path, name: str, moved: bool) -> None:
+    path = tmp_path / "log"
+    with create(path, name) as first:
+        count = 2000 if name == "fflg" else 20  # of several segments
+        first.append_many([b"old."] * count)
+        assert len(first.bases()) > 1
+    with reopened(path, name) as stale:
+        for most in (1, 2):
+            reading = stale.read(on_gap="yield")
+            items = reading.poll(most)
+            if most == 2:
+                replace(path, name, tmp_path / "moved" if moved else None)
+                with reopened(path, name) as other:
+                    other.append_many([b"new."] * count)
+            with pytest.raises(LogVanished) if most == 2 else nullcontext():
+                while batch := reading.poll(most):
+                    items += batch
+            assert {item.value for item in items} == {b"old."}
+            assert len(items) == count or most == 2
+
+
+def test_an_item_is_never_one_of_a_journal_that_replaced_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with create(path, "fixed") as first:
+        fill(first)
+    with reopened(path, "fixed") as stale:
+        replace(path, "fixed", None)
+        assert isinstance(stale, FixedJournal)
+        with pytest.raises(LogVanished):
+            stale.item(0)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_reader_keeps_no_reader_of_a_journal_that_replaced_its_own_out(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "log"
+    with create(path, name) as first:
+        fill(first)
+    with reopened(path, name) as stale, stale.reader("before"):
+        replace(path, name, None)
+        with reopened(path, name) as other, other.reader("before") as reader:
+            assert reader.sequence == 1
+            with reopened(path, name) as third, pytest.raises(ReaderBusy):
+                third.reader("before")
+
+
+@pytest.mark.parametrize("limits", [{}, {"item_bytes": 4}])
+def test_a_journal_without_settings_whose_items_have_an_unknown_length_is_refused(tmp_path: Path, limits: Any) -> None:
+    with pytest.raises(FormatError, match="items_per_blob: give them as options, or create a journal"):
+        kvspool.open(tmp_path, format="fixed", **limits)
+    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -251,8 +251,10 @@ def test_killed_writers_lose_nothing_that_was_acknowledged(log: Journal, tmp_pat
                 number += 1
 
     for round_ in range(8):
-        waits = [start(lambda who=who: write(who)) for who in range(2 * round_, 2 * round_ + 2)]  # type: ignore[misc]
-        time.sleep(0.05)
+        pair = range(2 * round_, 2 * round_ + 2)
+        waits = [start(lambda who=who: write(who)) for who in pair]  # type: ignore[misc]
+        while any(not ledger.exists() or ledger.read_bytes().count(b"\n") < 5 for ledger in [tmp_path / f"ledger.{who}" for who in pair]):
+            time.sleep(0.01)
         for wait in waits:
             os.kill(wait.pid, signal.SIGKILL)  # type: ignore[attr-defined]
             with pytest.raises(Died):

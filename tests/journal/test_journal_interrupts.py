@@ -6,6 +6,8 @@ import gc
 import os
 import random
 import shutil
+import threading
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -14,6 +16,7 @@ from typing import Any
 
 import pytest
 from alarms import Interrupt, Tracer, interrupted
+from parking import parked
 
 import kvspool
 from kvspool.journal import Journal, Retention
@@ -218,6 +221,59 @@ def count_places(start: Path, run: Path, operation: Callable[[Any], None]) -> in
         log.append(b"--first-")
         tracer.run(lambda: operation(log))
     return tracer.seen
+
+
+def in_thread(operation: Callable[[], Any]) -> None:
+    """Run an operation where no tracer interrupts it."""
+    thread = threading.Thread(target=operation)
+    thread.start()
+    thread.join()
+
+
+def is_handed_over(error: Interrupt | None) -> bool:
+    """Return whether an exception was raised between the follower and its caller."""
+    names = [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)] if error else []
+    return [name for name in names if name not in ("_trace", "_come")][-1:] == ["__next__"]
+
+
+def follow_two(following: Any, other: Any, got: list[bytes]) -> None:
+    """Get one record that is there, and one that is written while the follower knows of none."""
+    got.append(next(following).value)
+    in_thread(lambda: other.append(b"second--"))
+    got.append(next(following).value)
+
+
+def follow_interrupted(nth: int, log: Any, other: Any) -> int:
+    """Let a waiting follower be interrupted at a place, and see whether it returns each record once; return how many places it had."""
+    following = parked(log, other)
+    expected = [b"first---", b"second--", b"third---"]
+    got: list[bytes] = []
+    other.append(expected[0])
+    tracer = Tracer(nth)
+    tracer.run(lambda: follow_two(following, other, got))
+    is_there = log.last(1)[0].value == b"second--"
+    for value in expected[2 if is_there else 1 :]:
+        other.append(value)
+    while got[-1:] != expected[-1:]:
+        got.append(next(following).value)
+    missing = [value for value in expected if value not in got]
+    assert got == [value for value in expected if value not in missing]
+    assert len(missing) <= is_handed_over(tracer.error)
+    following.close()
+    return tracer.seen
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt while inotify is opened
+@pytest.mark.parametrize("name", ["kvj", "sej", "fflg"])
+def test_a_waiting_follower_survives_an_exception_out_of_a_signal_handler_at_any_place(tmp_path: Path, name: str) -> None:
+    made(tmp_path / "made", name)
+    with kvspool.open(tmp_path / "made" / "log") as log, kvspool.open(tmp_path / "made" / "log", timeout=0) as other:
+        places = 0
+        for number in range(POINTS + 1):
+            seen = follow_interrupted(0 if number == 0 else 1 + (number - 1) * places // POINTS, log, other)
+            places = places or seen
+    gc.collect()
+    assert places > (1 if IS_ONE_STEP else 20)
 
 
 @pytest.mark.timeout(120, method="thread")  # the alarm is ours

@@ -7,7 +7,7 @@ import os
 import random
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import append_lock
 import pytest
 from children import Died, in_child, start
-from faults import FailingPort
+from faults import FailingPort, KillingPort
 from images import Rebooted
 
 import kvspool
@@ -316,25 +316,6 @@ def test_the_poison_outlasts_a_restart_and_a_repair_lifts_it_then_too(log: Journ
 # Kills.
 
 
-class Killing(system.Port):
-    """Kills its process before the n-th call that changes something."""
-
-    def __init__(self, nth: int) -> None:
-        super().__init__()
-        self.left = nth
-        for name in ("write", "truncate", "rename", "flush", "remove"):
-            setattr(self, name, self._killing(getattr(self, name)))
-
-    def _killing(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def killing(*arguments: Any) -> Any:
-            self.left -= 1
-            if self.left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return call(*arguments)
-
-        return killing
-
-
 @pytest.mark.parametrize("appends", [False, True], ids=["repaired again", "after an append"])
 def test_killed_at_any_step_the_next_repair_brings_the_same(log: Journal, tmp_path: Path, appends: bool) -> None:
     poison(log)
@@ -349,7 +330,7 @@ def test_killed_at_any_step_the_next_repair_brings_the_same(log: Journal, tmp_pa
         shutil.copytree(log.path, path)
 
         def repaired(path: Path = path, nth: int = nth) -> None:
-            with system.replaced(Killing(nth)):
+            with system.replaced(KillingPort(nth, ("write", "truncate", "rename", "flush", "remove"))):
                 kvspool.repair(path)
 
         try:

@@ -18,7 +18,6 @@ from kvspool import errors
 from kvspool.engine import iteration
 from kvspool.engine.wakeups import POLL
 from kvspool.journal import Journal
-from kvspool.journal.appender import IS_ONE_STEP
 
 SMALL = 200  # bytes of a segment, which is full after a few records
 
@@ -109,8 +108,8 @@ def test_each_record_wakes_the_follower(patient: None, log: Journal, looks: list
         log.append(b"%d" % at)
     assert waiting.values() == numbers(20)
     assert [item.sequence for item in waiting.got] == list(range(20))
-    if IS_ONE_STEP:  # one look at everything, and one more for each half second without a record
-        assert len(looks) <= 1 + 2 * (time.monotonic() - began) / POLL
+    # One look at everything, and one more for each half second without a record.
+    assert len(looks) <= 1 + 2 * (time.monotonic() - began) / POLL
 
 
 def test_records_that_come_together_are_all_returned(patient: None, log: Journal) -> None:

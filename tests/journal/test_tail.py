@@ -25,7 +25,9 @@ from kvspool.errors import Closed, KvspoolError, LockTimeout, LogVanished, NotAF
 from kvspool.journal import Journal, JournalBatch, control
 from kvspool.journal.appender import IS_ONE_STEP
 from kvspool.journal.control import APPEND
+from kvspool.journal.tail import COPY, TAIL
 from kvspool.kernel import tail_py as tails
+from kvspool.kernel.frames import crc32c
 from kvspool.system import filesystems
 
 FORMATS: dict[str, dict[str, Any]] = {
@@ -67,6 +69,18 @@ def tail_file(log: Journal) -> Path:
 def last_segment(log: Journal) -> Path:
     segments = log.segments_apart()
     return segments.path_of(segments.bases()[-1])
+
+
+def test_the_file_has_the_words_that_the_format_page_describes(log: Journal) -> None:
+    log.append(value(0))
+    log.append(value(1), durable=True)
+    words = TAIL.unpack(tail_file(log).read_bytes())
+    copy = COPY.unpack(words.copies, COPY.size * (words.state >> 2 & 1))
+    assert words.state & 3 == 0 and words.lock & 0xFFFF == 0
+    assert copy[:3] == (0, last_segment(log).stat().st_size, 2) and copy.synced == 2
+    assert copy.check == tails.HIGH | crc32c(control._seed(system.port.boot_id(), tail_file(log).stat()), COPY.pack(copy)[:40])
+    assert words.holder_pid == words.leader_pid == os.getpid()
+    assert (words.error, words.came, words.flushes, words.began) == (0, 1, 1, 1)
 
 
 def the_long_way() -> Any:
@@ -634,9 +648,9 @@ def test_a_tail_refuses_what_it_cannot_use(log: Journal) -> None:
     from kvspool.kernel.tail import Tail
 
     with pytest.raises(ValueError):
-        Tail(memoryview(bytearray(8)), None, -1, 0, memoryview(bytes(32)))
+        Tail(memoryview(bytearray(8)), None, -1, 0, memoryview(bytes(32)), 0, 0)
     with pytest.raises(ValueError):
-        Tail(memoryview(bytes(4096)), None, -1, 0, memoryview(bytes(32)))
+        Tail(memoryview(bytes(4096)), None, -1, 0, memoryview(bytes(32)), 0, 0)
 
 
 def test_a_failed_append_under_the_lock_leaves_the_next_one_right(log: Journal) -> None:

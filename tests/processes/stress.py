@@ -282,7 +282,7 @@ def main(directory: Path, seed: int, seconds: float, policy: str = "overwrite") 
         herd.begin_durable(name)
     deadline = time.monotonic() + seconds
     strike_at = time.monotonic() + 0.1
-    while time.monotonic() < deadline or not herd.has_struck(5):
+    while time.monotonic() < deadline or not herd.has_struck(5) or len(ledger.acknowledged) < 1000:
         ledger.take(0.005)
         herd.let_go_on(time.monotonic())
         if time.monotonic() >= strike_at:

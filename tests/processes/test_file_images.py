@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-from types import ModuleType
-
 import pytest
+from campaigns import campaign
 
 from kvspool.kernel import frames
 
-
-def _load() -> ModuleType:
-    folder = Path(__file__).parent.parent.parent / "tools" / "faults"
-    spec = importlib.util.spec_from_file_location("file_images", folder / "file_images.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["file_images"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-images = _load()
+images = campaign("file_images")
 
 
 @pytest.mark.parametrize("unit", images.UNITS)

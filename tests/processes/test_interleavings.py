@@ -202,16 +202,28 @@ def test_a_commit_against_an_append_that_waits_for_it(make: Callable[..., Pair])
         pair.schedules(commit, attempt(lambda: pair.b.append(bytes(100))), check)
 
 
+class AgingPort(ClockPort):
+    """A stopped wall clock, `age` ns later; the monotonic clock is later, too."""
+
+    age = 0
+
+    def now(self) -> int:
+        return super().now() + self.age
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.age / 1e9
+
+
 def test_giving_a_reader_up_against_its_commit(make: Callable[..., Pair]) -> None:
     """The reader has been silent for too long when it commits; a writer that finds the log full gives it up, before, meanwhile or after."""
     pair = make(policy="raise", reader_expiry=10)
-    clock = ClockPort(system.port.now())
+    clock = AgingPort(system.port.now())
     with system.replaced(clock), pair.a.reader("reader") as reader:
         assert len(list(reader.read(limit=5))) == 5
         with pytest.raises(errors.SpoolFull):
             while True:
                 pair.b.append(bytes(100))
-        clock.times = [clock.now() + 11 * 10**9]
+        clock.age = 11 * 10**9
         pair.next = pair.b.stats().next_sequence
         pair.files = Files(pair.path)
         committed, place = reader._committed, reader._place()

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from children import Died, in_child, start
 from loops import interpreted
-from rings import Ring, lock_twin
+from rings import Ring, append_lock, lock_twin
 
 import kvspool
 from kvspool import Spool, errors, system
@@ -25,7 +25,7 @@ from kvspool.engine import locks
 from kvspool.errors import Closed
 from kvspool.kernel import frames_py as frames
 from kvspool.kernel import lock_py
-from kvspool.kernel.lock_py import SLOT, SLOTS_AT, STEP, WAITERS
+from kvspool.kernel.lock_py import OWNER, STEP, WAITERS, WRITER_SLOTS_AT
 from kvspool.system.descriptor import Descriptor
 
 MakeRing = Callable[..., Ring]
@@ -53,7 +53,7 @@ def word(ring: Ring) -> int:
 def test_the_word_names_the_owner_until_it_frees_the_lock(ring: Ring) -> None:
     lock = ring.append_lock()
     assert lock.take()
-    assert word(ring) == lock.own and word(ring) & SLOT
+    assert word(ring) == lock.own and word(ring) & OWNER
     lock.free()
     assert word(ring) == 0
 
@@ -73,7 +73,7 @@ def test_no_other_handle_takes_a_lock_that_is_taken(ring: Ring) -> None:
 def test_each_take_has_another_generation_and_the_bit_of_waiters_is_no_part_of_it(ring: Ring, twin: ModuleType) -> None:
     fd = os.open(f"/proc/self/fd/{ring.lock_file}", os.O_RDWR)
     try:
-        lock = lock_twin(twin).AppendLock(ring.control, frames.LOCK, fd, 2**15 - 3)  # the carry comes soon
+        lock = append_lock(lock_twin(twin), ring.control, fd, 2**15 - 3)  # the carry comes soon
         seen = set()
         for _ in range(8):
             assert lock.take()
@@ -91,7 +91,7 @@ def test_handles_that_are_open_at_the_same_time_have_slots_of_their_own(ring: Ri
     for _ in range(5):
         lock = ring.append_lock()
         assert lock.take()
-        slots.add(word(ring) & SLOT)
+        slots.add(word(ring) & OWNER)
         lock.free()
     assert len(slots) == 5
 
@@ -112,11 +112,11 @@ def test_a_dead_owner_is_replaced_at_once(ring: Ring) -> None:
 
 def test_a_word_that_names_a_slot_which_a_new_handle_got_is_replaced(ring: Ring, twin: ModuleType) -> None:
     fds = [os.open(f"/proc/self/fd/{ring.lock_file}", os.O_RDWR) for _ in range(2)]
-    dead, heir = (lock_twin(twin).AppendLock(ring.control, frames.LOCK, fd, 7) for fd in fds)
+    dead, heir = (append_lock(lock_twin(twin), ring.control, fd, 7) for fd in fds)
     assert dead.take()
     os.close(fds[0])
     assert heir.take(), "the slot is its own now, and it doesn't own the word"
-    assert heir.own & SLOT == dead.own & SLOT
+    assert heir.own & OWNER == dead.own & OWNER
     os.close(fds[1])
 
 
@@ -127,8 +127,8 @@ def test_whatever_the_word_says_only_a_living_owner_keeps_the_lock(ring: Ring, s
     assert bystander.take()
     bystander.free()
     for _ in range(200):
-        said = noise.choice([noise.getrandbits(64), noise.getrandbits(32), noise.getrandbits(16), WAITERS, SLOT, 1, 2**64 - 1])
-        if said & SLOT == bystander.own & SLOT:
+        said = noise.choice([noise.getrandbits(64), noise.getrandbits(32), noise.getrandbits(16), WAITERS, OWNER, 1, 2**64 - 1])
+        if said & OWNER == bystander.own & OWNER:
             continue
         ring.words[frames.LOCK] = said
         lock, other = ring.append_lock(), ring.append_lock()
@@ -250,8 +250,8 @@ def test_a_closed_lock_is_never_taken(ring: Ring) -> None:
 def test_an_interpreted_writer_waits_for_compiled_handles_to_close(make_ring: MakeRing, compiled: ModuleType) -> None:
     ring = make_ring(compiled)
     fds = [os.open(f"/proc/self/fd/{ring.lock_file}", os.O_RDWR) for _ in range(2)]
-    fast = lock_twin(compiled).AppendLock(ring.control, frames.LOCK, fds[0], 1)
-    slow = lock_py.AppendLock(ring.control, frames.LOCK, fds[1], 2)
+    fast = append_lock(lock_twin(compiled), ring.control, fds[0], 1)
+    slow = append_lock(lock_py, ring.control, fds[1], 2)
     assert slow.take()
     assert not fast.take()
     slow.free()
@@ -441,7 +441,7 @@ def test_a_log_that_was_copied_while_it_was_being_written_is_appended_to(log: Sp
 def test_the_bytes_of_slots_are_those_that_the_format_names(log: Spool) -> None:
     from kvspool.spool import format
 
-    assert (format.GATE, format.WRITER_LOCKS) == (0, SLOTS_AT) == (lock_py.GATE, 65536)
+    assert (format.GATE, format.WRITER_LOCKS) == (0, WRITER_SLOTS_AT) == (lock_py.GATE, 65536)
 
 
 # States that only a fault can cause.
@@ -533,7 +533,7 @@ def test_a_lock_that_is_forgotten_after_its_file_was_closed_leaves_the_next_file
     path.touch()
     file = Descriptor(path, os.O_RDWR)
     number = file.number
-    holding = locks.appending(lock_py.AppendLock(ring.control, frames.LOCK, number, 1), 0, lambda: "nobody", file)
+    holding = locks.appending(append_lock(lock_py, ring.control, number, 1), 0, lambda: "nobody", file)
     holding.__enter__()  # and the block never ends
     file.close()
     with Descriptor(path, os.O_RDWR) as again, Descriptor(path, os.O_RDWR) as other:

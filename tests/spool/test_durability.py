@@ -365,10 +365,10 @@ def test_a_lock_that_cannot_be_given_back_leaves_no_leader(log: Spool) -> None:
     log.append(b"x", durable=True)
     assert log._flusher is not None
     group = log._flusher._group
-    assert group.come(2, 7, 0) == groups.LEADS
+    assert group.come(2, 7, 0, 1) == groups.LEADS
     fd, group.lock_fd = group.lock_fd, 1_000_000
     with pytest.raises(OSError, match="Errno 9"):
-        group.leave(7)
+        group.leave(7, 0)
     group.lock_fd = fd
     assert log.append(b"goes on", durable=True, timeout=0) == 1
     with kvspool.open(log.path) as other:

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 import kvspool
 from kvspool import Gap, Spool, system
+from kvspool.engine import times
 from kvspool.errors import SpoolFull, TooLarge
-from kvspool.kernel import frames_py
+from kvspool.kernel import frames_py as frames
 from kvspool.spool import format
 
 RING = 4096
@@ -84,10 +85,16 @@ def fates(log: Spool) -> list[Any]:
 
 
 class ClockPort(system.Port):
+    """A stopped clock. Adding to `time` lets time pass; adding to `set_ahead` sets the time of the day."""
+
     time = NOW
+    set_ahead = 0
 
     def now(self) -> int:
-        return self.time
+        return self.time + self.set_ahead
+
+    def monotonic(self) -> float:
+        return super().monotonic() + (self.time - NOW) / 1e9
 
 
 @pytest.fixture
@@ -320,7 +327,7 @@ def test_a_reader_that_has_nothing_to_read_is_not_abandoned(make: Callable[..., 
     assert fill(log) == 34
 
 
-@pytest.mark.parametrize("offset", [-1, frames_py.MOST_AHEAD])
+@pytest.mark.parametrize("offset", [-1, times.MOST_AHEAD])
 def test_times_of_the_caller_s_do_not_keep_a_ghost(make: Callable[..., Spool], clock: ClockPort, offset: int) -> None:
     log = make("raise", reader_expiry=10)
     log.reader("r").close()
@@ -333,8 +340,49 @@ def test_times_of_the_caller_s_do_not_keep_a_ghost(make: Callable[..., Spool], c
 def test_a_clock_that_went_back_evicts_no_reader(make: Callable[..., Spool], clock: ClockPort) -> None:
     log = make("raise", reader_expiry=10)
     log.reader("r").close()
-    clock.time -= 10**12
+    clock.set_ahead -= 10**12
     assert fill(log) == 34
+
+
+def test_a_mark_of_eviction_counts_only_for_the_commit_that_it_names(make: Callable[..., Spool]) -> None:
+    log = make("raise", reader_expiry=10)
+    log.reader("r").close()
+    fill(log)
+
+    def work(writer: Any) -> bool:
+        writer.begin()
+        end = writer.end + 200
+        (slot,) = (number for number in range(frames.SLOTS) if writer.commit_in(number) is not None)
+        position, _, generation = writer.commit_in(slot)
+        assert position == 0 and not writer.admits(end)
+        for other in (generation - 1, generation + 1):
+            writer.evict(slot, other)
+            assert writer.commit_in(slot) is not None and not writer.admits(end)
+        writer.evict(slot, generation)
+        assert writer.commit_in(slot) is None and writer.admits(end)
+        for impossible in (-1, frames.SLOTS):
+            with pytest.raises(IndexError):
+                writer.commit_in(impossible)
+            with pytest.raises(IndexError):
+                writer.evict(impossible, 1)
+        return True
+
+    assert log._locked(work, 1)
+def test_a_clock_that_is_set_ahead_evicts_no_reader_that_lives(make: Callable[..., Spool], clock: ClockPort) -> None:
+    log = make("raise", reader_expiry=10)
+    with log.reader("living") as living:
+        assert fill(log) == 34
+        clock.set_ahead += 3600 * 10**9
+        assert fill(log) == 0  # it looks as if the reader had not moved for an hour
+        assert [one.expired for one in log.readers()] == [False]
+        clock.time += 9 * 10**9
+        living.commit()
+        clock.time += 2 * 10**9
+        assert fill(log) == 0
+        assert [one.expired for one in log.readers()] == [False]
+    clock.time += 11 * 10**9  # since its commit, by the new time
+    assert log.append(VALUE) == 34
+    assert [one.expired for one in log.readers()] == [True]
 
 
 def test_without_an_expiry_writers_wait_forever(make: Callable[..., Spool], clock: ClockPort) -> None:

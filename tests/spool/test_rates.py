@@ -17,6 +17,7 @@ import hub
 import kvspool
 from kvspool import Gap, Spool, system
 from kvspool.cli import main, watch
+from kvspool.engine import times
 from kvspool.kernel import frames_py as frames
 from kvspool.spool import format, spool_files
 from kvspool.spool.rates import Bucket, Rate, Rates, count_gap, rates, together
@@ -113,7 +114,7 @@ def test_a_clock_that_jumps_ahead_and_back_leaves_nothing_that_stays_wrong(log: 
 def test_a_record_counts_when_it_is_appended_whatever_its_timestamp_says(log: Spool, clock: Clock) -> None:
     fill(log, 1)
     log.append(bytes(100), timestamp=5)
-    log.append(bytes(100), timestamp=clock.now() + frames.MOST_AHEAD)
+    log.append(bytes(100), timestamp=clock.now() + times.MOST_AHEAD)
     log.append_many([bytes(100)] * 2, timestamp=7)
     assert log.stats().rates.seconds == [Bucket(START, 5, 5 * FRAME, 0)]
     fill(log, 3)

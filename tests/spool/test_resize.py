@@ -8,13 +8,13 @@ import shutil
 import signal
 import stat
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from children import Died, in_child, start
-from faults import FailingPort
+from faults import FailingPort, KillingPort
+from schedules import ALL
 
 import hub
 import kvspool
@@ -208,26 +208,6 @@ def test_a_failure_at_any_call_leaves_the_log_as_it_was_or_as_it_was_to_be(inter
         assert neighbours(log.path) == []
     assert outcomes == {4096, 8192} or outcomes == {4096}
     assert nth > 50
-
-
-class KillingPort(system.Port):
-    """Kills the process before the n-th call, whichever it is."""
-
-    def __init__(self, nth: int) -> None:
-        super().__init__()
-        self.left = nth
-        for name in dir(system.Port):
-            if not name.startswith("_") and name not in ("now", "monotonic", "process_id", "fence"):
-                setattr(self, name, self._counted(getattr(self, name)))
-
-    def _counted(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(*args: Any, **options: Any) -> Any:
-            self.left -= 1
-            if self.left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return call(*args, **options)
-
-        return counted
 
 
 def test_a_resize_that_is_killed_at_any_call_costs_no_record(tmp_path: Path) -> None:
@@ -432,25 +412,25 @@ def test_writers_and_readers_account_for_every_sequence_while_the_log_is_resized
     path = tmp_path / "log"
     kvspool.create(path, capacity=65536, codec="keyed").close()
     stops = [os.pipe() for _ in range(3)]
-    writers = [start(lambda at=at: write(path, at, stops[at][0])) for at in range(3)]
-    readers = [start(lambda name=name: account(path, name, 0)) for name in ("follow", "one", "two")]
-    killed = 0
-    for turn in range(24):
-        size = (16384, 262144, 65536)[turn % 3]
-        resizer = start(lambda size=size: kvspool.resize(path, size, timeout=60))
+    writers = [start(lambda at=at: write(path, at, stops[at][0]), 240) for at in range(3)]
+    readers = [start(lambda name=name: account(path, name, 0), 240) for name in ("follow", "one", "two")]
+
+    def change(size: int, nth: int) -> None:
+        with system.replaced(KillingPort(nth)):
+            kvspool.resize(path, size, timeout=60)
+
+    for turn in range(24 if ALL else 12):
+        size = (16384, 262144, 65536)[turn % 3]  # never the size that it has
         if turn % 2:
-            threading.Event().wait(0.004 * turn % 0.03)
-            os.kill(resizer.pid, signal.SIGKILL)  # type: ignore[attr-defined]
-        try:
-            resizer()
-        except Died:
-            killed += 1
+            with pytest.raises(Died):  # a resize makes more than 60 calls
+                in_child(lambda size=size, nth=(2 if ALL else 5) * turn: change(size, nth))
+        else:
+            in_child(lambda size=size: change(size, 0))
     for stop in stops:
         os.write(stop[1], b"!")
     acknowledged = dict(pair for writer in writers for pair in writer())
     with kvspool.open(path) as log:
         last = log.append(None, type=255)
-    assert killed > 3
     for reader in readers:
         items = reader()
         expected = 0

@@ -21,6 +21,7 @@ from children import Died, start
 import kvspool
 from kvspool import Spool, errors, system
 from kvspool.engine import iteration
+from kvspool.engine.wakeups import SLICE
 from kvspool.kernel import frames_py as frames
 from kvspool.kernel.frames import TWIN
 from kvspool.spool.format import SYNCED as SYNCED_WORD
@@ -486,7 +487,7 @@ def test_a_spin_ends_although_the_word_of_what_is_on_disk_is_nonsense(log: Spool
         kept = word(log, SYNCED_WORD)
         memory = log._live().control.cast("Q")
         memory[SYNCED_WORD] = (1 << 64) - 1
-        assert not following.cursor.frames.spin(100_000)
+        assert not following.cursor.frames.spin(100_000, SLICE)
         memory[SYNCED_WORD] = kept
         memory.release()
 

@@ -572,7 +572,11 @@ def test_syncers_at_once_share_a_flush_and_all_get_a_true_answer(log: Spool) -> 
         sequence = log.append(b"x")
         answers.put((sequence, log.sync()))
 
-    with system.replaced(Slow()):
+    def flushes_of_six() -> int:
+        """Return how many flushes six threads needed; each flush is of two files."""
+        flushes.clear()
+        flushing.clear()
+        go_on.clear()
         threads = [threading.Thread(target=append_and_sync) for _ in range(6)]
         for thread in threads:
             thread.start()
@@ -581,8 +585,11 @@ def test_syncers_at_once_share_a_flush_and_all_get_a_true_answer(log: Spool) -> 
         go_on.set()
         for thread in threads:
             thread.join()
-    assert all(sequence < synced for sequence, synced in (answers.get() for _ in range(6)))
-    assert len(flushes) < 12
+        assert all(sequence < synced for sequence, synced in (answers.get() for _ in range(6)))
+        return len(flushes)
+
+    with system.replaced(Slow()):  # on a busy machine, the threads may come one after another
+        assert any(flushes_of_six() < 12 for _ in range(50))
 
 
 def test_a_sync_that_waits_too_long_for_another_ones_flush_says_so(log: Spool) -> None:

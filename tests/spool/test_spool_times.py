@@ -13,9 +13,9 @@ import pytest
 import kvspool
 import shard
 from kvspool import Spool, system
+from kvspool.engine import times
 from kvspool.errors import NotImportable
 from kvspool.journal import JournalBatch
-from kvspool.kernel import frames_py as frames
 from kvspool.spool.appending import Row
 
 HOUR = 3600 * 10**9
@@ -66,13 +66,13 @@ WAYS: dict[str, Callable[[Spool, int], Any]] = {
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 def test_a_time_that_is_far_ahead_is_refused_and_one_within_a_day_is_kept(log: Spool, way: Callable[[Spool, int], Any]) -> None:
     log.append(b"first")
-    for timestamp in (2**63 - 1, system.port.now() + frames.MOST_AHEAD + HOUR):
+    for timestamp in (2**63 - 1, system.port.now() + times.MOST_AHEAD + HOUR):
         with pytest.raises(ValueError, match=WORDS):
             way(log, timestamp)
         assert log.append(b"next") == log.end() - 1
         assert [record.timestamp for record in log][-1] <= system.port.now(), "the clock's"
         assert all(record.value in (b"first", b"next") for record in log if way is not burst)
-    within = system.port.now() + frames.MOST_AHEAD - HOUR
+    within = system.port.now() + times.MOST_AHEAD - HOUR
     way(log, within)
     assert [record.timestamp for record in log][-1] == within
 

@@ -23,7 +23,7 @@ from kvspool.journal import sidecars
 from kvspool.journal.bounds import Bounds
 from kvspool.journal.format import LAST_SEQUENCE, LAST_TIME, Before, JournalBatch, Scan
 from kvspool.journal.formats.arrangement import Bare
-from kvspool.journal.offsets import OffsetFiles, Offsets
+from kvspool.journal.offsets import OffsetFiles, Offsets, check_name
 from kvspool.journal.segments import Segment, Segments
 from kvspool.kernel import fixed, tail_py
 from kvspool.kernel.fixed_py import CHECKSUM
@@ -43,6 +43,17 @@ class ItemTail(NamedTuple):
 
 TAIL = Layout(ItemTail, ">")
 assert TAIL.size == CHECKSUM
+
+
+class FixedOffsets(OffsetFiles):
+    """The durable readers of the journal at a path: their files are in the directory next to it."""
+
+    def __init__(self, path: Path, mode: int) -> None:
+        super().__init__(sidecars.beside(path), mode)
+        self._journal = path
+
+    def _lock_path(self, name: str) -> Path:
+        return sidecars.reader_lock(self._journal, check_name(name).encode())
 
 
 class Fixed(Bare):
@@ -93,7 +104,7 @@ class Fixed(Bare):
                 offsets.remove(name)
 
     def offsets(self, path: Path, mode: int) -> Offsets:
-        return OffsetFiles(sidecars.beside(path), mode)
+        return FixedOffsets(path, mode)
 
     def name_of(self, base: int) -> str | None:
         index, rest = divmod(base, self.items_per_blob)

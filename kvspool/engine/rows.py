@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from operator import le
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvspool import system
-from kvspool.journal.format import Format
+from kvspool.errors import KvspoolError, Undecodable
+from kvspool.gap import Gap
 from kvspool.record import NO_TIME, Codec, Record, plain
+
+if TYPE_CHECKING:
+    from kvspool.engine.iteration import Iteration
 
 ROWS = 1 << 16  # records in a batch
 BYTES = 4 << 20  # bytes of keys and values in a batch, plus one record
@@ -32,18 +37,7 @@ class Room(NamedTuple):
 
 SPOOL = Room(keys=True, empty_keys=True, types=True, timestamps=True, is_ordered=True, is_raised=True, codecs=True)
 VALUES = Room()
-
-
-def room_of(format: Format) -> Room:
-    """Return the fields that records of a journal can store."""
-    return Room(
-        keys=format.has_keys,
-        empty_keys=format.has_keys and format.has_empty_keys,
-        types=format.has_types,
-        timestamps=format.has_timestamps,
-        is_raised=format.has_timestamps,
-        codecs=format.has_codecs,
-    )
+FILE = Room(keys=True, empty_keys=True, types=True, timestamps=True, is_ordered=True, codecs=True)
 
 
 class Rows(NamedTuple):
@@ -70,6 +64,9 @@ class Rows(NamedTuple):
 
     def parts(self, most: int) -> Iterator[Rows]:
         """Yield the rows in pieces of up to `most` bytes, or of one row that is larger."""
+        if self.size + AROUND * len(self.values) <= most:
+            yield self
+            return
         begin = size = 0
         for row, (value, key) in enumerate(zip(self.values, self.keys, strict=True)):
             needed = len(value) + len(key or b"") + AROUND
@@ -82,14 +79,60 @@ class Rows(NamedTuple):
 
 def rows_of(records: list[Record], *, has_times: bool = True) -> Rows:
     """Return the columns of records."""
+    rows = columns_of(records, has_times=has_times)
+    if Codec.KEYED not in rows.codecs:
+        return rows
+    values = [plain(record) for record in records]
+    return rows._replace(values=values, size=size_of(values, rows.keys))
+
+
+def columns_of(records: list[Record], *, has_times: bool = True) -> Rows:
+    """Return the columns of records; values of codec KEYED stay packed with the keys of their log."""
     values = [record.value for record in records]
     codecs = bytes([record.codec for record in records])
-    if Codec.KEYED in codecs:
-        values = [plain(record) for record in records]
     keys = [record.key for record in records]
     types = [record.type for record in records]
     timestamps = [record.timestamp for record in records] if has_times else [NO_TIME] * len(records)
     return Rows(records[0].sequence, values, keys, types, timestamps, codecs, size_of(values, keys))
+
+
+def batches(reading: Iteration, *, has_times: bool = True, rows: int = ROWS) -> Iterator[Rows | Gap]:
+    """Yield the records of an iteration in batches, and the Gaps between them; the records before an error are yielded first."""
+    batch: list[Record] = []
+    size = 0
+    with closing(reading):
+        try:
+            while items := reading.poll(rows - len(batch)):
+                gap = items.pop() if isinstance(items[0], Gap) else None
+                batch += items
+                size += sum([len(record.value) for record in items]) + AROUND * len(items)
+                if batch and (gap is not None or size >= BYTES or len(batch) >= rows):
+                    yield from _sound(batch, has_times)
+                    batch, size = [], 0
+                if gap is not None:
+                    yield gap
+        except (KvspoolError, OSError):
+            if batch:
+                yield from _sound(batch, has_times)
+            raise
+        if batch:
+            yield from _sound(batch, has_times)
+
+
+def _sound(batch: list[Record], has_times: bool) -> Iterator[Rows]:
+    """Yield the columns of records; those before a record that can't be decoded are yielded before the error."""
+    try:
+        rows = rows_of(batch, has_times=has_times)
+    except Undecodable:
+        for number, record in enumerate(batch):
+            try:
+                plain(record)
+            except Undecodable:
+                if number:
+                    yield rows_of(batch[:number], has_times=has_times)
+                raise
+        raise
+    yield rows
 
 
 def values_of(first: int, values: list[bytes], codec: int = Codec.RAW) -> Rows:
