@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +61,7 @@ CERTIFICATE_EXAMPLES = """\
   kvspool hub certificate init pki --name hub.example.com --name 10.0.0.7
   kvspool hub certificate client pki jfk
   kvspool hub certificate server pki --name hub.example.com --force      a year later
+  kvspool hub certificate server pki --name hub2.example.com --output hub2      for a second hub
   kvspool hub certificate show pki/server.pem"""
 
 INIT = """\
@@ -70,9 +72,10 @@ INIT_EXAMPLES = """\
 
 SERVER = """\
 Create a hub's certificate, signed by the authority in the directory DIR: server.pem, server.key. A running hub uses a new one without a
-restart."""
+restart. With --output the two files are written to another directory: clients then trust several hubs by the same ca.pem."""
 SERVER_EXAMPLES = """\
-  kvspool hub certificate server pki --name hub.example.com --force"""
+  kvspool hub certificate server pki --name hub.example.com --force
+  kvspool hub certificate server pki --name hub2.example.com --output hub2      for a second hub"""
 
 CLIENT = """\
 Create a client's certificate, signed by the authority in the directory DIR: clients/NAME.pem, clients/NAME.key. The hub identifies it by
@@ -241,6 +244,8 @@ def _add_certificates(commands: Any) -> None:
     _add_directory(server, "directory of ca.pem and ca.key")
     _add_names(server)
     _add_making(server, "replace existing files")
+    output_help = "directory of the new files; created if it is missing (default: DIR)"
+    server.add_argument("--output", type=Path, metavar="DIR", help=output_help)
     server.set_defaults(run=_certificate_server)
 
     client = commands.add_parser(
@@ -284,7 +289,8 @@ def _certificate_server(arguments: argparse.Namespace) -> int:
     """Create the server's certificate."""
     from hub.security import authority
 
-    return _made(arguments, "server.pem and server.key", authority.make_server, arguments.name)
+    make = partial(authority.make_server, output=arguments.output)
+    return _made(arguments, "server.pem and server.key", make, arguments.name, arguments.output)
 
 
 def _certificate_client(arguments: argparse.Namespace) -> int:
@@ -294,8 +300,8 @@ def _certificate_client(arguments: argparse.Namespace) -> int:
     return _made(arguments, f"clients/{arguments.name}.pem and .key", authority.make_client, arguments.name)
 
 
-def _made(arguments: argparse.Namespace, files: str, make: Any, name: Any) -> int:
-    """Create the files, and print the result."""
+def _made(arguments: argparse.Namespace, files: str, make: Any, name: Any, folder: Path | None = None) -> int:
+    """Create the files, and print the result. folder: where they are, if not in the authority's directory."""
     from hub.security.certificates import moment
 
     try:
@@ -305,7 +311,7 @@ def _made(arguments: argparse.Namespace, files: str, make: Any, name: Any) -> in
     except ValueError as error:
         raise BadInput(str(error)) from error
     until = moment(pair.certificate.not_after)
-    print(output.escape(f"created {files} in {arguments.directory}, valid until {until}"))
+    print(output.escape(f"created {files} in {folder or arguments.directory}, valid until {until}"))
     return 0
 
 

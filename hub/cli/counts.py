@@ -26,7 +26,7 @@ class ShardCounts(msgspec.Struct, frozen=True):
     """A shard.
 
     generations: logs shipped to it, None if unreadable; lost: sequences that its client has declared lost since the server started; behind:
-    records that only the client has.
+    records that only the client has; behind_is_estimate: it is silent, so that they are estimated from its last report and rate.
     """
 
     index: int
@@ -38,6 +38,7 @@ class ShardCounts(msgspec.Struct, frozen=True):
     last_timestamp: int
     lost: int | None = None
     behind: int | None = None
+    behind_is_estimate: bool = False
 
 
 class ClientCounts(msgspec.Struct, frozen=True):
@@ -71,6 +72,10 @@ class ClientCounts(msgspec.Struct, frozen=True):
     def behind(self) -> int | None:
         known = [shard.behind for shard in self.shards if shard.behind is not None]
         return sum(known) if known else None
+
+    @property
+    def behind_is_estimate(self) -> bool:
+        return any(shard.behind_is_estimate for shard in self.shards)
 
     @property
     def last_timestamp(self) -> int:
@@ -145,6 +150,7 @@ def _of_status(source: str, status: HubStatus, troubles: list[str]) -> HubCounts
                     shard.last_timestamp,
                     shard.lost,
                     None if shard.behind < 0 else shard.behind,
+                    shard.behind_is_estimate,
                 )
                 for shard in one.shards
             ],

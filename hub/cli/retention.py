@@ -23,9 +23,10 @@ Show or change the retention rules of a hub. They are stored in the root, in .hu
 seconds, and `kvspool hub trim` does at once. Without rules all records are kept.
 
 A PATTERN is a client's id, or a prefix and a *. Only the narrowest matching pattern applies to a client. --max-bytes limits all shards of a
-client together: the oldest segment is removed first. --max-age (since the hub last wrote to a segment), --by-readers and --floor apply to
-each shard. Whole segments are removed (64 MiB by default), and never the last one of a shard. Without --force, records that a durable
-reader has yet to read stay; the floor is always kept. Readers get a gap for removed records."""
+client together: the oldest segment is removed first. --max-age (since the hub last wrote to a segment; with --by-record by the timestamps
+of records, which clients choose), --by-readers and --floor apply to each shard. Whole segments are removed (64 MiB by default), and never
+the last one of a shard. Without --force, records that a durable reader has yet to read stay; the floor is always kept. Readers get a gap
+for removed records."""
 EXAMPLES = """\
   kvspool hub retention /var/lib/hub                                        show the rules
   kvspool hub retention /var/lib/hub --max-age 30d                          for all clients
@@ -117,7 +118,7 @@ def words(rules: Retention | None) -> str:
     if rules.max_bytes is not None:
         parts.append(f"up to {sizes.show(rules.max_bytes)}")
     if rules.max_age is not None:
-        parts.append(f"nothing older than {options.show_age(rules.max_age)}")
+        parts.append(f"nothing older than {options.show_age(rules.max_age)}{' by its timestamps' if rules.by_record else ''}")
     if rules.by_consumers:
         parts.append("nothing that every durable reader has read")
     floor = rules.floors()

@@ -14,11 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hub.root.root import HubRoot
-from hub.server import memory
 from hub.server.limits import Limits
 from kvspool.cli import options, output
 from kvspool.cli.options import BadInput
-from kvspool.engine import sizes
 from kvspool.errors import LogExists
 
 if TYPE_CHECKING:
@@ -38,8 +36,6 @@ EXAMPLES = """\
       --certificate /etc/kvspool/server.pem --key /etc/kvspool/server.key
   kvspool hub serve --root flights --anonymous          for this host only, at 127.0.0.1:7070"""
 
-UNREAD = 4  # share of --memory for batches that were sent to readers and not yet received
-logger = logging.getLogger("kvspool.hub")
 LIMITS = (
     f"limits of connections: connections ({Limits().connections}), connections_per_address ({Limits().connections_per_address}), "
     f"idle_seconds ({Limits().idle_seconds:g}), and others, see docs/hub.md"
@@ -67,7 +63,7 @@ def add(commands: Any) -> None:
         "--memory",
         type=options.size,
         metavar="SIZE",
-        help="limit for all batches, whatever size they declare (half of this machine's)",
+        help="limit for all batches that are received, decompressed or sent (half of this machine's)",
     )
     who = parser.add_argument_group("access control")
     rights = who.add_mutually_exclusive_group(required=True)
@@ -121,14 +117,11 @@ def run(arguments: argparse.Namespace) -> int:
         HubRoot.create(arguments.root).close()
     HubRoot.open(arguments.root).close()
     _raise_descriptors()
-    size = arguments.memory or memory.half_of_all()
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # it would print a line for each call of a flood; the hub's messages are in its own log
-    _bound_memory(size)
     is_over = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: is_over.set())
     with ExitStack() as stack:
-        hub = stack.enter_context(_server(arguments, size))
+        hub = stack.enter_context(_server(arguments))
         said = {"location": hub.location, "root": str(hub.root), "level": hub.level}
         if not arguments.no_page:
             said["page"] = _page(hub, arguments, stack)
@@ -137,11 +130,10 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _server(arguments: argparse.Namespace, size: int) -> HubServer:
+def _server(arguments: argparse.Namespace) -> HubServer:
     from hub.security.access import Access
     from hub.security.certificates import Certificates
-    from hub.server.server import HubServer
-    from hub.server.threads import Threads
+    from hub.server.server import SHARES, HubServer
 
     if (arguments.certificate is None) != (arguments.key is None):
         raise BadInput("--certificate and --key go together")
@@ -160,8 +152,8 @@ def _server(arguments: argparse.Namespace, size: int) -> HubServer:
             limits=arguments.limits,
             least_free=arguments.least_free,
             largest_batch=arguments.largest_batch,
-            most_unread=size // UNREAD,
-            threads=Threads(2 if arguments.level == "disk" else 1),  # the flushes of a call need their own
+            memory=arguments.memory or max(_half_of_all(), SHARES * arguments.largest_batch),
+            probes=True,
         )
     except ValueError as error:
         raise BadInput(str(error)) from error
@@ -185,18 +177,6 @@ def _say(said: dict[str, str], is_json: bool) -> None:
     sys.stdout.flush()
 
 
-def _bound_memory(size: int) -> None:
-    """Limit the memory of all batches; call it before anything loads Arrow."""
-    try:
-        is_bounded = memory.bound(size)
-    except ValueError as error:
-        raise BadInput(f"--memory: {error}") from error
-    except MemoryError as error:
-        raise BadInput(f"--memory: {sizes.show(size)} is not available here; give less") from error
-    if not is_bounded:
-        logger.warning("this build of Arrow has no mimalloc, so --memory has no effect: limit the process, as by systemd's MemoryMax")
-
-
 def _raise_descriptors() -> None:
     """Raise the limit of descriptors as far as permitted: each written shard needs a few."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -204,3 +184,6 @@ def _raise_descriptors() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
+def _half_of_all() -> int:
+    """Return half of this machine's memory, in bytes."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

@@ -39,12 +39,20 @@ source, --client is its id; with several, it is a prefix: CLIENT-NAME, with the 
 commas, each client uses one, chosen by its id.
 
 With a hub as the SOURCE, hub://HOST:PORT, its shards are pulled into the hub root DIR, given instead of HUB, with the same guarantees: a
-mirror, which may be served as well. --only selects clients."""
+mirror, which may be served as well. --only selects clients.
+
+Without a terminal, a line is printed when the state changes, and each minute. --status serves the state as JSON, metrics and a health check
+on a loopback port or a Unix socket; kvspool ship status ADDRESS shows it, with exit code 1 if something isn't moved. (Give a log with the
+name status as ./status.)"""
 EXAMPLES = """\
   kvspool ship events grpc+tls://hub.example.org:7070 --client web1 --token-file token
   kvspool ship JFK=/var/lib/flights/jfk grpc+tls://hub1:7070,grpc+tls://hub2:7070 --ca ca.pem --token-file token
   kvspool ship events grpc://127.0.0.1:7070 --client web1 --once        until the hub has all records
-  kvspool ship hub://region1.example.org:7070 mirror --only 'web*' --token-file token          pull"""
+  kvspool ship hub://region1.example.org:7070 mirror --only 'web*' --token-file token          pull
+  kvspool ship events grpc+tls://hub1:7070 --client web1 --token-file token --status /run/kvspool/ship.sock
+  kvspool ship status /run/kvspool/ship.sock"""
+STATUS = "status"  # a source of this name, or the command
+MINUTE = 60.0  # seconds between two lines without a terminal while the state doesn't change
 SCHEMES = ("hub://", "grpc://", "grpc+tls://")
 
 
@@ -60,7 +68,13 @@ def add(subparsers: Any) -> None:
     parser.add_argument("--only", metavar="PATTERN", action="append", help="pull only these clients; repeatable (default: all)")
     parser.add_argument("--once", action="store_true", help="end when the hub has all records")
     parser.add_argument("--synced", action="store_true", help="send only records on disk, even if not required by the hub")
+    parser.add_argument(
+        "--level", choices=("process", "disk"), help="of a mirror: its records survive a crash of the process, or of the machine (process)"
+    )
     parser.add_argument("--linger", type=options.seconds, metavar="S", default=0.002, help="wait for more, seconds (default: %(default)s)")
+    parser.add_argument(
+        "--status", metavar="ADDRESS", help="serve the state at a loopback HOST:PORT or a socket's path: /status, /metrics, /healthz"
+    )
     parser.add_argument("--interval", type=options.interval, metavar="S", default=1.0, help="between reports (default: %(default)s)")
     security.add(parser)
     options.add_json(parser, "report as JSON objects, one line each")
@@ -69,14 +83,22 @@ def add(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Ship until a signal. Return 0, or the code of the error that stopped every source."""
-
+    if arguments.sources == [STATUS]:
+        return _show_status(arguments)
     logging.basicConfig(level=logging.WARNING, format="kvspool: %(message)s")
     security.load(arguments)  # reports an invalid file at once, not at the first connection
     with ExitStack() as stack:
         try:
             if arguments.sources[0].startswith(SCHEMES):
-                return _run([stack.enter_context(_mirror(arguments))], arguments)
-            return _run([stack.enter_context(shipper) for shipper in _shippers(arguments)], arguments)
+                ways: list[Shipper | Mirror] = [stack.enter_context(_mirror(arguments))]
+            else:
+                ways = [stack.enter_context(shipper) for shipper in _shippers(arguments)]
+            if arguments.status is not None:
+                from hub.client.ship_state import ShipState
+                from hub.client.state_listener import StateListener, parse_address
+
+                stack.enter_context(StateListener(parse_address(arguments.status), lambda: ShipState.of(ways)))
+            return _run(ways, arguments)
         except ValueError as error:
             if isinstance(error, KvspoolError):
                 raise
@@ -89,6 +111,8 @@ def _shippers(arguments: argparse.Namespace) -> Iterator[Shipper]:
 
     if arguments.only:
         raise BadInput("--only is for a hub as the source")
+    if arguments.level:
+        raise BadInput("--level is for a hub as the source; a hub chooses its own level: kvspool hub serve --level")
     for client, path in named(arguments.sources, arguments.client):
         yield Shipper(
             path,
@@ -112,6 +136,7 @@ def _mirror(arguments: argparse.Namespace) -> Mirror:
         arguments.hub,
         clients=arguments.only or "*",
         security=partial(security.load, arguments),
+        level=arguments.level or "process",
         isolation="synced" if arguments.synced else None,
     )
 
@@ -189,12 +214,15 @@ def _run(ways: Sequence[Shipper | Mirror], arguments: argparse.Namespace) -> int
 def _watch(ways: Sequence[Shipper | Mirror], runs: _Runs, arguments: argparse.Namespace) -> None:
     """Show the progress until all have ended."""
     if arguments.json or not sys.stderr.isatty():
+        lines = _StateLines()
         while not runs.are_over:
             _pause(runs, arguments.interval)
             if arguments.json:
                 for way in ways:
                     output.print_json(way.status())
                 sys.stdout.flush()
+            elif not runs.are_over:
+                lines.say([way.status() for way in ways])
         if not arguments.json:
             for way in ways:
                 output.complain(_words(way.status()))
@@ -207,6 +235,51 @@ def _watch(ways: Sequence[Shipper | Mirror], runs: _Runs, arguments: argparse.Na
             live.update(_table([way.status() for way in ways]), refresh=True)
 
 
+class _StateLines:
+    """Prints the state of each source when it changes, and each minute."""
+
+    def __init__(self) -> None:
+        self._said: dict[str, tuple[object, float]] = {}  # the state, and when it was last printed
+
+    def say(self, statuses: Sequence[ShipStatus | MirrorStatus]) -> None:
+        """Print what is new or due."""
+        for status in statuses:
+            now = system.port.monotonic()
+            name, target = _names(status)
+            state = status.state, status.error, _failed(status)
+            before, at = self._said.get(name, (None, -MINUTE))
+            if state == before and now < at + MINUTE:
+                continue
+            self._said[name] = state, now
+            again = f", again in {status.retry_in:.0f} s" if status.state == "waiting" else ""
+            output.complain(f"{name}: {status.state}{again}; {_moved(status):,} records to {target}, {status.behind:,} left")
+            for words in [*([status.error] if status.error else []), *_failed(status)]:
+                output.complain(f"{name}: {words}")
+
+
+def _show_status(arguments: argparse.Namespace) -> int:
+    """Show the state of a running shipper or mirror; code 1 if something isn't moved."""
+    import msgspec
+
+    from hub.client.ship_state import ShipState
+    from hub.client.state_listener import ask, parse_address
+
+    try:
+        code, body = ask(parse_address(arguments.hub), "/status")
+        state = msgspec.json.decode(body, type=ShipState)
+    except msgspec.MsgspecError:
+        raise BadInput(f"{arguments.hub} does not answer as a shipper does (code {code})") from None
+    except ValueError as error:
+        raise BadInput(str(error)) from error
+    if arguments.json:
+        output.print_json(state)
+    else:
+        output.console().print(_table(state.all))
+        for words in state.troubles():
+            output.complain(words)
+    return 1 if state.troubles() else 0
+
+
 def _pause(runs: _Runs, seconds: float) -> None:
     """Wait, at most until all have ended."""
     end = system.port.monotonic() + seconds
@@ -215,10 +288,15 @@ def _pause(runs: _Runs, seconds: float) -> None:
 
 
 def _names(status: ShipStatus | MirrorStatus) -> tuple[str, str]:
-    """Return the source and the target."""
-    from hub.client.mirror import MirrorStatus
+    from hub.client.ship_state import names
 
-    return (status.source, status.root) if isinstance(status, MirrorStatus) else (status.client, status.hub)
+    return names(status)
+
+
+def _failed(status: ShipStatus | MirrorStatus) -> list[str]:
+    from hub.client.ship_state import failed
+
+    return failed(status)
 
 
 def _moved(status: ShipStatus | MirrorStatus) -> int:

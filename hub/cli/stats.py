@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hub.cli import counts
-from hub.cli.counts import HubCounts
+from hub.cli.counts import ClientCounts, HubCounts, ShardCounts
 from kvspool import system
 from kvspool.cli import options, output
 from kvspool.cli.stats import when
@@ -75,14 +75,15 @@ def _clients(found: HubCounts) -> Table:
     rows = []
     for one in found.clients:
         there, all = len(one.shards), 1 << one.bits
-        counts = [one.generations, one.lost, one.behind, one.connections]
         rows.append(
             [
                 one.client,
                 f"{there:,}" if there == all else f"{there:,} of {all:,}",
                 f"{one.records:,}",
                 sizes.show(one.used) + (f" of {sizes.show(one.quota_bytes)}" if one.quota_bytes else ""),
-                *map(_number, counts),
+                *map(_number, (one.generations, one.lost)),
+                _behind(one),
+                _number(one.connections),
                 when(one.last_timestamp),
             ]
         )
@@ -94,10 +95,14 @@ def _shards(found: HubCounts) -> Table:
     for client in found.clients:
         for one in client.shards:
             places = [f"{one.first_sequence:,}", f"{one.next_sequence:,}", f"{one.records:,}", sizes.show(one.used)]
-            rows.append(
-                [f"{client.client} {one.index}", *places, *map(_number, (one.generations, one.lost, one.behind)), when(one.last_timestamp)]
-            )
+            numbers = [_number(one.generations), _number(one.lost), _behind(one)]
+            rows.append([f"{client.client} {one.index}", *places, *numbers, when(one.last_timestamp)])
     return _table("shard", ["first", "next", "records", "bytes", "generations", "lost", "behind"], "last record", rows)
+
+
+def _behind(one: ClientCounts | ShardCounts) -> str:
+    """Return the records that only the client has; an estimate is marked."""
+    return f"{'≈ ' if one.behind_is_estimate else ''}{_number(one.behind)}"
 
 
 def _readers(found: HubCounts) -> Table:

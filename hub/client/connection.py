@@ -26,12 +26,15 @@ _OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.initial_reconnect_back
 
 
 class Security(msgspec.Struct, frozen=True):
-    """Credentials and trusted authorities. token: a bearer token; authorities, certificate, key: PEM. authorities None: the system's."""
+    """Credentials and trusted authorities. token: a bearer token; authorities, certificate, key: PEM. authorities None: the system's.
+    server_name: the name in the server's certificate; None: that of its location.
+    """
 
     token: str | None = None
     authorities: bytes | None = None
     certificate: bytes | None = None
     key: bytes | None = None
+    server_name: str | None = None
 
     def __repr__(self) -> str:
         return "<Security>"  # keeps the token out of logs
@@ -54,6 +57,8 @@ def connect(location: str, security: Security) -> flight.FlightClient:
         options["tls_root_certs"] = security.authorities
     if security.certificate is not None:
         options |= {"cert_chain": security.certificate, "private_key": security.key}
+    if security.server_name is not None:
+        options["override_hostname"] = security.server_name
     try:
         return flight.FlightClient(location, **options)
     except (pa.ArrowException, ValueError) as error:

@@ -7,12 +7,13 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from hub.errors import Conflict, HubError, ShardDamaged
+from hub.errors import Conflict, HubError, Restored, ShardDamaged
 from hub.protocol import ingest
 from hub.protocol.ingest import Put
 from hub.root import columns
 from kvspool import system
 from kvspool.errors import (
+    Corruption,
     KvspoolError,
     LockTimeout,
     LogNotFound,
@@ -22,7 +23,6 @@ from kvspool.errors import (
     TooLarge,
     TooManyReaders,
 )
-from kvspool.journal import Journal
 from kvspool.opening import logs
 from kvspool.options import Isolation, Start
 from kvspool.record import Gap
@@ -37,9 +37,10 @@ PREFIX = "ship."  # of the durable readers' names, before the hub's name
 LOOK_AGAIN = 1.0  # seconds between two checks whether a deleted log was recreated
 TRY_AGAIN = 10.0  # seconds until a retry after an error on this host; all senders begin a new call then
 ASK_AGAIN = 60.0  # seconds until a retry after a shard was damaged at the hub
+PATIENCE = 1.0  # seconds to wait for a log's lock; meanwhile no other log of the shipper is sent
+RESTORED_AFTER = 10_000_000_000  # ns after a heartbeat of the durable reader during which its process may have sent records
 
-
-_PASSING = (LockTimeout, ReaderBusy, TooManyReaders)  # and each OSError of the system itself
+_PASSING = (LockTimeout, ReaderBusy, TooManyReaders, Corruption)  # and each OSError of the system itself
 
 
 class LogSender(Handle):
@@ -68,8 +69,11 @@ class LogSender(Handle):
         self._synced = 0  # every sequence below was on disk at the last check
         self.cursor: Cursor | None = None
         self._surplus: SequencedBatch | None = None  # read, and too large for one batch
+        self._elsewhere = 0  # another hub has the sequences below it
         self._gaps: deque[tuple[int, int]] = deque()  # reported to the hub, not acknowledged yet: from a sequence up to another
-        places = {reader.name: reader.sequence for reader in log.readers() if reader.sequence is not None}
+        readers = log.readers()
+        self._seen_alive = max((reader.updated for reader in readers if reader.name == self._name), default=0)  # ns since 1970
+        places = {reader.name: reader.sequence for reader in readers if reader.sequence is not None}
         ours = places.pop(self._name, None)
         others = [place for name, place in places.items() if name.startswith(PREFIX)]
         # A log that was shipped to another hub continues here after that hub's last acknowledgement. If our reader is still at that
@@ -78,11 +82,12 @@ class LogSender(Handle):
         start: Start = max(others, default="earliest")
         self.reader = log.reader(self._name, start)
         self._is_gone = False
+        self._damaged_at: int | None = None  # where the log could not be read; it may be repaired
 
     # On a connection.
 
     def open(self, place: ingest.ResumePoint, isolation: Isolation) -> None:
-        """Begin to read where the hub continues. Raises Conflict if that is impossible.
+        """Begin to read where the hub continues. Raises Conflict if that is impossible, Restored for a log from a backup.
 
         The hub's last record is sent once more, if it is still in the log: the hub compares it. Only the hub's answer counts, not the
         durable reader's position. Records that the hub stored before a broken connection, without an acknowledgement, are not sent again.
@@ -90,8 +95,10 @@ class LogSender(Handle):
         another hub before, and this one has nothing of it, it gets only later records.
         """
         self.close_cursor()
+        self._refuse_restored(place)
         self.acknowledge(place.next)
         self._gaps.clear()
+        self._elsewhere = self.reader.sequence if self._is_moved else 0
         start = min(self.reader.sequence if self._is_moved else max(place.next - 1, 0), self.log.end())
         try:
             self.cursor = self.log.cursor(start, isolation=isolation)
@@ -99,6 +106,22 @@ class LogSender(Handle):
             raise Conflict(f"the log of shard {self.index} has no sequence {start}: {error}") from None
         self.sent = min(start, place.next)
         self.acked = max(start, place.next)  # after a move, the other hub has the records below
+
+    def _refuse_restored(self, place: ingest.ResumePoint) -> None:
+        """Raise Restored if the hub has records that no process can have sent from this log, and the last of them can't be compared.
+
+        The hub compares its last record, unless it was overwritten here. But a process that sends records also sends heartbeats of the
+        durable reader. So if the hub's last record is later than those, the log came from a backup, and has used its sequences again.
+        """
+        is_ours = place.next <= max(self.reader.sequence, self.sent)
+        is_comparable = place.next - 1 >= self.log.extent()[0]
+        if not place.is_known or is_ours or is_comparable or not self._seen_alive:
+            return
+        if self._seen_alive + RESTORED_AFTER < place.time <= system.port.now():
+            raise Restored(
+                f"the hub has the log of shard {self.index} up to sequence {place.next}, from after this log was last shipped, at "
+                f"{self.reader.sequence}: it was restored from an older state. Copy it to a new log (kvspool copy) and ship that one"
+            )
 
     def sync(self) -> None:
         """Sync the log once all records that are known to be on disk were read; no other process may ever do it."""
@@ -122,7 +145,7 @@ class LogSender(Handle):
         """Return the message for some records, which count as sent now. Raises TooLarge for more bytes than the hub accepts at once."""
         if rows.size > largest:
             raise TooLarge(f"{self.path}: record {rows.first} has {rows.size} bytes with its key; the hub accepts {largest}")
-        put = Put(self.index, rows.first, self.sent, max(self.log.end(), rows.end), ask)
+        put = Put(self.index, rows.first, self.sent, max(self.log.end(), rows.end), ask, self._elsewhere)
         if rows.first > self.sent:
             self._gaps.append((self.sent, rows.first))
         self.sent = rows.end
@@ -162,7 +185,9 @@ class LogSender(Handle):
             self.reader.commit()
 
     def keep_alive(self) -> None:
-        """Send a heartbeat of the durable reader, so that waiting writers don't evict it."""
+        """Send a heartbeat of the durable reader, so that waiting writers don't evict it; a restored log keeps its last one."""
+        if isinstance(self.error, Restored):
+            return
         with self._lock, suppress(KvspoolError, OSError):  # the thread that ships it gets the same error and reports it
             self.reader.commit()
 
@@ -172,7 +197,7 @@ class LogSender(Handle):
         """Raise LogVanished if the log was deleted, or replaced by another one."""
         assert self.cursor is not None
         self.cursor.refuse_vanished()
-        if isinstance(self.log, Journal) and self._is_replaced():  # its cursor reads any log at the path
+        if not self.log.always_has_id and self._is_replaced():  # the cursor of a journal reads any log at the path
             raise LogVanished(f"{self.path} was deleted or replaced while it was shipped")
 
     def _is_replaced(self) -> bool:
@@ -189,6 +214,8 @@ class LogSender(Handle):
         if not (self._is_gone or isinstance(error, HubError | LogVanished)) and self._is_replaced():
             error = LogVanished(f"{self.path} was deleted or replaced while it was shipped: {error}")
         self._is_gone = self._is_gone or isinstance(error, LogVanished | LogNotFound)
+        if isinstance(error, Corruption) and self._damaged_at is None:
+            self._damaged_at = self.acked if self.cursor is None else self.cursor.sequence
         self.error = error
         wait = self._wait_after(error)
         self.retry_at = None if wait is None else system.port.monotonic() + wait
@@ -211,6 +238,8 @@ class LogSender(Handle):
             return "until the shipper is restarted"
         if isinstance(self.error, LogVanished | LogNotFound):
             return "until it is recreated"
+        if isinstance(self.error, Corruption):
+            return "until it is repaired"
         return f"for {max(0.0, self.retry_at - system.port.monotonic()):.0f} s"
 
     def is_due(self) -> bool:
@@ -221,18 +250,31 @@ class LogSender(Handle):
         """
         if self.retry_at is None or system.port.monotonic() < self.retry_at:
             return False
-        if self._is_gone:
+        damaged_at = self._damaged_at
+        if self._is_gone or damaged_at is not None:
             try:
                 self._take_again()
             except LogNotFound:
                 self.retry_at = system.port.monotonic() + LOOK_AGAIN
                 return False
+            if damaged_at is not None:
+                self._damaged_at = damaged_at
+                self._read_at(damaged_at)
+                self._damaged_at = None
         self.error = self.retry_at = None
         return True
 
+    def _read_at(self, sequence: int) -> None:
+        """Raise Corruption unless the log can be read again where it could not: a retry takes a new call, also of other logs."""
+        cursor = self.log.cursor(min(sequence, self.log.end()))
+        try:
+            columns.next_rows(cursor, 1)
+        finally:
+            cursor.close()
+
     def _take_again(self) -> None:
         """Switch to the log at the path. After an error, no log can be used until another call has succeeded."""
-        log = logs.open_store(self.path)
+        log = logs.open_store(self.path, timeout=PATIENCE)
         with suppress(KvspoolError, OSError):  # the old one can't be synced any more
             self.close()
         try:

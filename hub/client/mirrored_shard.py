@@ -63,6 +63,7 @@ class MirroredShard:
         self._journal: Journal | None = None
         self._last: SequencedBatch | None = None  # the last stored record
         self._next = 0
+        self._is_on_disk = False  # its name
         self._row_bytes = 100.0  # average of the records so far
 
     @property
@@ -132,6 +133,7 @@ class MirroredShard:
             if not self.path.is_dir():
                 self._make()
             self._check_mark()
+            self._flush_name()
             try:
                 self._journal = kvspool.open(self.path, format="kvj")
                 self._next = max(self._next, self._journal.end())
@@ -155,9 +157,18 @@ class MirroredShard:
                     system.port.make_directory(directory)
             kvspool.create(new, format="kvj").close()
             disk.replace(new / MIRRORED, msgspec.json.encode(Mark(self._source)), 0o600)
-            disk.put_in_place(new, self.path)
+            system.port.rename(new, self.path)
         except OSError as error:
             raise HubFull(f"{self.path} can't be created: {error}") from error
+
+    def _flush_name(self) -> None:
+        """Flush the journal's name, once: also one whose creator was killed, or whose flush failed. Raises HubFull."""
+        if not self._is_on_disk:
+            try:
+                disk.flush_directory(self._root)
+            except OSError as error:
+                raise HubFull(f"the name of {self.path} can't be written to disk: {error}") from error
+            self._is_on_disk = True
 
     def _check_mark(self) -> None:
         try:

@@ -27,7 +27,6 @@ from hub.protocol import reading
 from hub.protocol.ingest import LAST
 from hub.protocol.reading import (
     LARGEST_ANSWER,
-    MOST_PLACES,
     BatchMetadata,
     Changes,
     ClientState,
@@ -113,15 +112,13 @@ class RemoteHub(Handle):
         """Move a durable reader at the hub: `places` has the next sequence to read by client and shard. A new reader is created, owned by
         us.
 
-        On return, all positions are on the hub's disk. After an error, none of up to 8,192 positions are stored (more are sent in several
-        calls). Raises NotAllowed for a client that may not be read or another user's reader, Malformed, Unexpected for a sequence that
-        isn't written yet, QuotaExceeded, Conflict, Unreachable.
+        On return, all positions are on the hub's disk. Up to 3,000 positions are sent in one call: after an error, none is stored. More
+        are sent in several calls, each complete or not stored. Raises NotAllowed for a client that may not be read or another user's
+        reader, Malformed, Unexpected for a sequence that isn't written yet, QuotaExceeded, Conflict, Unreachable.
         """
-        wanted = [ReaderPlace(client, shard, next) for (client, shard), next in sorted(places.items())]
         answer = Committed(0)
-        for begin in range(0, max(1, len(wanted)), MOST_PLACES):
-            body = msgspec.json.encode(CommitPositions(reader, wanted[begin : begin + MOST_PLACES]))
-            found = self._act("commit-positions", body, Committed)
+        for part in reading.parts([ReaderPlace(client, shard, next) for (client, shard), next in sorted(places.items())]):
+            found = self._act("commit-positions", msgspec.json.encode(CommitPositions(reader, part)), Committed)
             answer = Committed(found.places, answer.missing + found.missing)
         return answer
 

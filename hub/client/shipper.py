@@ -26,7 +26,7 @@ import msgspec
 import shard
 from hub.client import hubs
 from hub.client.connection import SILENCE, Connection, Security, jittered
-from hub.client.log_sender import ASK_AGAIN, LOOK_AGAIN, LogSender
+from hub.client.log_sender import ASK_AGAIN, LOOK_AGAIN, PATIENCE, LogSender
 from hub.client_ids import check_client
 from hub.errors import HubError, HubFull, NotAllowed, QuotaExceeded, ShardDamaged, Silent, Unexpected, Unreachable
 from hub.protocol.ingest import BATCH_BYTES, VERSION, Opening, ShippedLog
@@ -475,10 +475,10 @@ class ShipSession(Handle):
             system.port.sleep(self._shipper.linger)
 
     def _look_for_vanished(self) -> None:
+        """Look for deleted logs. A journal's cursor that has found nothing then also looks for later segments, after a repair."""
         for sender in self._senders:
             with self._shipper.quarantining(sender):
-                if sender.is_sent:  # otherwise it can still be read
-                    sender.refuse_vanished()
+                sender.refuse_vanished()
         self._drop_failed()
 
 
@@ -527,8 +527,8 @@ class _Waiter(Handle):
 def open_source(path: Path) -> list[Log]:
     """Open a log, or the logs of a shard set, in order. Raises NotALog for a queue, and the errors of opening."""
     try:
-        return [logs.open_store(path)]
+        return [logs.open_store(path, timeout=PATIENCE)]
     except NotALog:
         if is_queue(path):
             raise
-        return list(shard.open(path).shards)
+        return list(shard.open(path, timeout=PATIENCE).shards)

@@ -65,7 +65,7 @@ class Put(msgspec.Struct, frozen=True, tag="put", array_like=True):
     """Sent with a record batch: it has the records from `first` on, without a gap.
 
     after: the sequences from `after` up to `first` are lost forever; equal to `first` if none is. ask: acknowledge all batches so far. end:
-    the sequence of the log's next record.
+    the sequence of the log's next record. elsewhere: another hub has the sequences below it, so this hub doesn't count them as lost.
     """
 
     index: int
@@ -73,6 +73,7 @@ class Put(msgspec.Struct, frozen=True, tag="put", array_like=True):
     after: int
     end: int
     ask: bool
+    elsewhere: int = 0
 
 
 class Ping(msgspec.Struct, frozen=True, tag="ping", array_like=True):
@@ -86,11 +87,14 @@ class Done(msgspec.Struct, frozen=True, tag="done", array_like=True):
 
 
 class ResumePoint(msgspec.Struct, frozen=True, array_like=True):
-    """Where a shard continues. next: the sequence that the hub expects; is_known: whether it has seen this log before."""
+    """Where a shard continues. next: the sequence that the hub expects; is_known: whether it has seen this log before; time: timestamp of
+    the last record that it has of this log, 0 for none.
+    """
 
     index: int
     next: int
     is_known: bool
+    time: int = 0
 
 
 class Opened(msgspec.Struct, frozen=True, tag="opened", array_like=True):
@@ -178,7 +182,7 @@ def decode_from_client(data: bytes) -> FromClient:
     message: FromClient = _decode(_from_client, data)
     if isinstance(message, Put):
         _check_indexes([message.index])
-        for sequence in (message.after, message.first, message.end):
+        for sequence in (message.after, message.first, message.end, message.elsewhere):
             _check_sequence(sequence)
         if message.after > message.first:
             raise Malformed(f"a batch from sequence {message.first} on, lost from {message.after} on")
@@ -196,6 +200,7 @@ def decode_from_hub(data: bytes) -> FromHub:
         _check_indexes([place.index for place in message.places])
         for place in message.places:
             _check_sequence(place.next)
+            _check_sequence(place.time)
         if message.version != VERSION or message.batch_bytes < 1:
             raise Malformed(f"a hub that speaks version {message.version} of the protocol, not {VERSION}, or accepts no batch")
     elif isinstance(message, Acknowledged):

@@ -6,6 +6,7 @@ A ticket names the records to read. It is neither a secret nor a capability: the
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
@@ -23,6 +24,7 @@ LARGEST_TICKET = 4096  # bytes
 LARGEST_ANSWER = 64 << 20  # largest answer of a hub, in bytes
 LARGEST_COMMIT = 2 << 20  # bytes
 MOST_PLACES = 8192  # positions that a reader can move at once
+COMMIT_BYTES = 512 << 10  # of a client's commits: a hub limits the bytes of a connection until its first request is complete
 LONGEST_WAIT = 30.0  # seconds
 _COLUMNS = frozenset({"sequence", "timestamp", "type", "key", "value", "codec"})
 _FRACTION = re.compile(r"\.([0-9]+)")
@@ -177,6 +179,20 @@ class CommitPositions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     reader: str
     places: list[ReaderPlace]
+
+
+def parts(places: list[ReaderPlace]) -> Iterator[list[ReaderPlace]]:
+    """Yield the positions of one commit in parts that a hub accepts in one call; one empty part if there are none."""
+    part: list[ReaderPlace] = []
+    size = 0
+    for place in places:
+        bytes_of_place = len(msgspec.json.encode(place)) + 1
+        if part and (size + bytes_of_place > COMMIT_BYTES or len(part) == MOST_PLACES):
+            yield part
+            part, size = [], 0
+        part.append(place)
+        size += bytes_of_place
+    yield part
 
 
 class Committed(msgspec.Struct, frozen=True):

@@ -23,6 +23,7 @@ class ShardStatus(msgspec.Struct, frozen=True, kw_only=True):
     lost: int  # sequences in Gaps
     last_timestamp: int  # of its last record; 0 without one
     behind: int  # records that the client has reported and the hub doesn't have; -1 if unknown
+    behind_is_estimate: bool = False  # the client is silent: it grows from the last report, at the last rate
 
 
 class ClientStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +61,11 @@ class ClientStatus(msgspec.Struct, frozen=True, kw_only=True):
         """Records that only the client has, over the shards for which that is known; -1 if it is known for none."""
         known = [shard.behind for shard in self.shards if shard.behind >= 0]
         return sum(known) if known else -1
+
+    @property
+    def behind_is_estimate(self) -> bool:
+        """Whether `behind` is estimated, in part or all of it."""
+        return any(shard.behind_is_estimate for shard in self.shards)
 
 
 class ReaderStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,6 +111,9 @@ class HubStatus(msgspec.Struct, frozen=True, kw_only=True):
     clients: list[ClientStatus]
     readers: list[ReaderStatus]
     pipelines: list[PipelineStatus] = []  # those that read the root
+    calls: int | None = None  # under way; None: not counted
+    threads: int | None = None  # of the server; None: not counted
+    refusals: dict[str, int] | None = None  # calls that were refused before any work, by reason; None: not counted
     error: str = ""  # why the server can't work, in a sentence; empty if it can
 
     def troubles(self) -> list[str]:

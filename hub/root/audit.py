@@ -17,7 +17,6 @@ from hub.root import positions, retention
 from hub.root.root import HubRoot
 from kvspool import VerifyReport, system
 from kvspool.errors import KvspoolError, LogNotFound, MissingExtra
-from kvspool.journal import Journal
 from kvspool.options import Progress
 from shard import route
 from shard.errors import ShardError
@@ -80,7 +79,7 @@ class Audit:
         try:
             with open_shard(path, TIMEOUT) as log:
                 report = _without_ours(log.verify(progress))
-                return ShardReport(client, index, report, list(_generations(path, log)) if isinstance(log, Journal) else [])
+                return ShardReport(client, index, report, list(_generations(path, log)))
         except LogNotFound:
             return None
         except (KvspoolError, OSError) as error:
@@ -123,7 +122,7 @@ def _generations(path: Path, log: Log) -> Iterator[str]:
     except KvspoolError as error:
         yield str(error)
         return
-    end = log.stats().next_sequence
+    end = log.end()
     if found and found[-1].base > end:
         yield f"{path / GENERATIONS} has a log that begins at sequence {found[-1].base}, but the journal ends at {end}: it has lost records"
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from hub.errors import Malformed
+from hub.errors import HubFull, Malformed
 from hub.protocol.ingest import BATCH_BYTES, LARGEST_BATCH, MOST_ROWS
 from hub.protocol.reading import Ticket
 from kvspool import arrow
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 SCHEMA = arrow.RECORDS
 """The columns on the wire. A null key is no key; other columns have no nulls. The sequences are in the message of the batch."""
 
+_DECOMPRESSION = re.compile(r"\b(zstd|lz4)\b", re.IGNORECASE)  # in Arrow's errors of these codecs
 
 
 def schema_of(ticket: Ticket) -> pa.Schema:
@@ -80,6 +84,24 @@ def check(batch: pa.RecordBatch, largest: int = LARGEST_BATCH) -> arrow.Records:
     if records.longest_key > LONGEST_KEY:
         raise Malformed(f"column key has one of more than {LONGEST_KEY} bytes")
     return records
+
+
+@contextmanager
+def decoding() -> Iterator[None]:
+    """Raise Malformed for data from outside that Arrow can't decode, HubFull for lack of memory.
+
+    Arrow reports damaged compressed data as an OSError without a number. Other OSErrors, of a broken connection, are raised unchanged.
+    """
+    try:
+        yield
+    except MemoryError as error:  # a compressed batch declares its size itself
+        raise HubFull(f"a batch needs more memory than is available for all: {str(error)[:200]}") from None
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+        raise Malformed(f"not an Arrow batch: {str(error)[:200]}") from None
+    except OSError as error:
+        if error.errno is not None or not _DECOMPRESSION.search(str(error)):
+            raise
+        raise Malformed(f"a compressed batch that is damaged: {str(error)[:200]}") from None
 
 
 def append(journal: Journal, rows: SequencedBatch) -> None:

@@ -1,11 +1,16 @@
-"""The version of a file or directory, to detect changes."""
+"""The version of a file, a directory or a journal, to detect changes."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from kvspool import system
+from kvspool.errors import KvspoolError
+from shard.merged import Log
+
+if TYPE_CHECKING:
+    from kvspool.journal import Journal
 
 STABLE = 100_000_000  # ns; a later change may get the same time, because the kernel's clock ticks coarsely
 
@@ -18,7 +23,7 @@ class FileVersion(NamedTuple):
     size: int
 
     @classmethod
-    def of(cls, path: Path) -> FileVersion | None:
+    def of(cls, path: Path | str) -> FileVersion | None:
         """Return the version of a path's file now; None if there is none."""
         status = system.port.look_up(path)
         return None if status is None else cls(status.st_ino, status.st_mtime_ns, status.st_size)
@@ -30,3 +35,31 @@ class FileVersion(NamedTuple):
 
 
 UNSTABLE = FileVersion(-1, -1, -1)  # equal to no file's
+
+
+class JournalVersion(NamedTuple):
+    """The version of an open journal. Each append, trim and repair changes it, and each change of a file next to the segments."""
+
+    paths: tuple[str, ...]  # of its directories, and of its last segment
+    versions: tuple[FileVersion | None, ...]
+    is_stable: bool
+
+    @classmethod
+    def of(cls, log: Log) -> JournalVersion | None:
+        """Return the version of a log now, before its contents are read; None for a log that is written through mappings."""
+        if "at" not in log.capabilities:
+            return None
+        journal = cast("Journal", log)
+        try:
+            segments = journal.segments_apart()
+            last = segments.path_of(journal.bases()[-1])
+        except (KvspoolError, OSError):
+            return None  # the caller will get the same error
+        paths = tuple(dict.fromkeys(map(str, (log.path, segments.directory, last))))
+        versions = tuple(map(FileVersion.of, paths))
+        return cls(paths, versions, all(version is None or version.is_stable for version in versions))
+
+    @property
+    def is_current(self) -> bool:
+        """Return whether the journal has certainly not changed since."""
+        return self.is_stable and all(FileVersion.of(path) == version for path, version in zip(self.paths, self.versions, strict=True))

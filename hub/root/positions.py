@@ -26,7 +26,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from hub.client_ids import check_client
-from kvspool import Record, Spool, system
+from kvspool import Record, system
 from kvspool.errors import Corruption, NotALog, UnknownVersion
 from kvspool.journal.control import checksum
 from kvspool.journal.offsets import check_name
@@ -140,7 +140,7 @@ def why_replaced(position: Position, log: Log) -> str:
     position is compared, if that record still exists.
     """
     id = log_id(log)
-    if position.log != id and (isinstance(log, Spool) or (position.log and id)):
+    if position.log != id and (log.always_has_id or (position.log and id)):
         return "the log was recreated"
     if position.sequence > log.end():
         return "the log ends before the reader's position: it was recreated, or restored from an older copy"

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -29,22 +29,20 @@ from hub.root.positions import Key
 from hub.root.reader import HubReader, HubReaderStats, delete, listing
 from hub.root.records import HubRecord
 from hub.root.shards import OpenCursor
-from kvspool import Gap, Record, SpoolStats, system
+from kvspool import LogStats, Record, system
 from kvspool.engine.iteration import Iterations
 from kvspool.errors import Closed, KvspoolError, LogExists, LogNotFound, NotALog
-from kvspool.journal import JournalStats
 from kvspool.options import TIMEOUT, Isolation, OnGap
 from kvspool.spool.format import CONTROL_FILE
 from kvspool.system import disk
 from kvspool.system.handles import close_all
 from shard import ShardSet, TooFewDescriptors, descriptors, route
 from shard.kernel.merge import placed
-from shard.merge import UNREADABLE, FollowingMerge, Merge, NoGaps, Values
+from shard.merge import UNREADABLE, FollowingMerge, Merge
 from shard.merged import Log, MergedLogs, moved
 from shard.shardset import open_shard
 
-if TYPE_CHECKING:
-    from shard.following import AsyncMerge
+M = TypeVar("M", bound=Merge[Any])
 
 
 class ClientStats(msgspec.Struct, frozen=True):
@@ -56,7 +54,7 @@ class ClientStats(msgspec.Struct, frozen=True):
     used: int
     capacity: int
     last_timestamp: int
-    shards: list[SpoolStats | JournalStats]
+    shards: list[LogStats]
 
 
 class HubStats(msgspec.Struct, frozen=True):
@@ -69,7 +67,7 @@ class HubStats(msgspec.Struct, frozen=True):
     clients: list[ClientStats]
 
 
-class HubRoot(MergedLogs[Key, HubRecord]):
+class HubRoot(MergedLogs[Key, HubRecord, datetime]):
     """A handle of a hub root. Get it from `HubRoot.open`. It can be shared by threads, and survives a fork."""
 
     HELPERS = frozenset(("add_shards", "forget", "logs", "open_log", "shard_paths"))
@@ -130,135 +128,14 @@ class HubRoot(MergedLogs[Key, HubRecord]):
 
     # Reading.
 
-    @overload
-    def read(
-        self, start: str | datetime = ..., *, limit: int | None = ..., on_gap: NoGaps = ..., isolation: Isolation = ...
-    ) -> Merge[HubRecord]: ...
-
-    @overload
-    def read(
-        self, start: str | datetime = ..., *, limit: int | None = ..., on_gap: OnGap = ..., isolation: Isolation = ...
-    ) -> Merge[HubRecord | Gap]: ...
-
-    def read(
-        self,
-        start: str | datetime = "earliest",
-        *,
-        limit: int | None = None,
-        on_gap: OnGap = "raise",
-        isolation: Isolation = "appended",
-    ) -> Merge[HubRecord | Gap]:
-        """Iterate over the stored records (`HubRecord`) of all clients. start: "earliest", "latest" or an aware datetime.
-
-        limit, on_gap and isolation: as in `kvspool.Log.read`. Raises ShardError for shards that form no set. The error of a shard that
-        can't be opened is raised once, by the first call for a record; the next calls return the records of all other shards.
-        """
-        merge: Merge[Any] = Merge(limit, on_gap)
-        self.add_shards(merge, _cursors_at(start, True, isolation), is_bounded=True)
+    def _fill(self, merge: M, start: str | datetime, bounded: bool, isolation: Isolation) -> M:
+        self.add_shards(merge, _cursors_at(start, bounded, isolation), is_bounded=bounded)
         return self._iterations.add(merge)
 
-    @overload
-    def read_values(
-        self, start: str | datetime = ..., *, limit: int | None = ..., on_gap: NoGaps = ..., isolation: Isolation = ...
-    ) -> Values[bytes]: ...
-
-    @overload
-    def read_values(
-        self, start: str | datetime = ..., *, limit: int | None = ..., on_gap: OnGap = ..., isolation: Isolation = ...
-    ) -> Values[bytes | Gap]: ...
-
-    def read_values(
-        self,
-        start: str | datetime = "earliest",
-        *,
-        limit: int | None = None,
-        on_gap: OnGap = "raise",
-        isolation: Isolation = "appended",
-    ) -> Values[bytes | Gap]:
-        """Iterate over the stored bytes of the values only; see `read`."""
-        return Values(self.read(start, limit=limit, on_gap=on_gap, isolation=isolation))
-
-    @overload
-    def follow(
-        self,
-        start: str | datetime = ...,
-        *,
-        timeout: float | None = ...,
-        limit: int | None = ...,
-        on_gap: NoGaps = ...,
-        isolation: Isolation = ...,
-        spin: float = ...,
-    ) -> FollowingMerge[HubRecord]: ...
-
-    @overload
-    def follow(
-        self,
-        start: str | datetime = ...,
-        *,
-        timeout: float | None = ...,
-        limit: int | None = ...,
-        on_gap: OnGap = ...,
-        isolation: Isolation = ...,
-        spin: float = ...,
-    ) -> FollowingMerge[HubRecord | Gap]: ...
-
-    def follow(
-        self,
-        start: str | datetime = "earliest",
-        *,
-        timeout: float | None = None,
-        limit: int | None = None,
-        on_gap: OnGap = "raise",
-        isolation: Isolation = "appended",
-        spin: float = 0.0,
-    ) -> FollowingMerge[HubRecord | Gap]:
-        """Iterate over the records from `start`, and wait for more; clients that appear later are read from their earliest record.
-
-        One inotify descriptor serves the root and all shards. Ends normally after `timeout` seconds without a record; None: never. spin: as
-        in `kvspool.Log.follow`. Raises Closed as soon as any thread closes the root.
-        """
-        return self._following(start, FollowingRoot(self, limit, on_gap, timeout, isolation, spin), isolation)
-
-    @overload
-    def follow_async(
-        self,
-        start: str | datetime = ...,
-        *,
-        timeout: float | None = ...,
-        limit: int | None = ...,
-        on_gap: NoGaps = ...,
-        isolation: Isolation = ...,
-    ) -> AsyncMerge[HubRecord]: ...
-
-    @overload
-    def follow_async(
-        self,
-        start: str | datetime = ...,
-        *,
-        timeout: float | None = ...,
-        limit: int | None = ...,
-        on_gap: OnGap = ...,
-        isolation: Isolation = ...,
-    ) -> AsyncMerge[HubRecord | Gap]: ...
-
-    def follow_async(
-        self,
-        start: str | datetime = "earliest",
-        *,
-        timeout: float | None = None,
-        limit: int | None = None,
-        on_gap: OnGap = "raise",
-        isolation: Isolation = "appended",
-    ) -> AsyncMerge[HubRecord | Gap]:
-        """Iterate with `async for` over the records from `start`, and wait for more in the event loop; see `follow`."""
-        from shard.following import AsyncMerge
-
-        merge = self._following(start, FollowingRoot(self, None, on_gap, 0.0, isolation), isolation)
-        return AsyncMerge(merge, limit, on_gap, timeout)
-
-    def _following(self, start: str | datetime, merge: FollowingRoot, isolation: Isolation) -> FollowingRoot:
-        self.add_shards(merge, _cursors_at(start, False, isolation), is_bounded=False)
-        return self._iterations.add(merge)
+    def _follower(
+        self, limit: int | None, on_gap: OnGap, timeout: float | None, isolation: Isolation, spin: float
+    ) -> FollowingMerge[Any]:
+        return FollowingRoot(self, limit, on_gap, timeout, isolation, spin)
 
     def get(self, client: str, shard: int, sequence: int) -> HubRecord:
         """Return a record by its place. Raises LogNotFound for a shard that doesn't exist, and the errors of `kvspool.Log.get`."""
@@ -406,7 +283,7 @@ class HubRoot(MergedLogs[Key, HubRecord]):
         """
         self._check_open()
         bits = {prefix: found.bits for prefix, found in route.scan(self.path).items() if _is_client(prefix)}
-        shards: dict[str, list[SpoolStats | JournalStats]] = {client: [] for client in bits}
+        shards: dict[str, list[LogStats]] = {client: [] for client in bits}
         paths = self.shard_paths()
         for key, path in paths:
             try:
@@ -485,7 +362,7 @@ def _is_client(prefix: str) -> bool:
     return True
 
 
-def _client_stats(client: str, bits: int, shards: list[SpoolStats | JournalStats]) -> ClientStats:
+def _client_stats(client: str, bits: int, shards: list[LogStats]) -> ClientStats:
     return ClientStats(
         client=client,
         bits=bits,

@@ -20,14 +20,17 @@ from pathlib import Path
 
 import msgspec
 
+from hub.root.catalogue import Catalogue
 from hub.root.holds import RetentionHolds
 from hub.root.retention import HubRetention, RetentionFile
 from kvspool import system
 from kvspool.engine import sizes
+from kvspool.engine.retention import TrimPlan, TrimReport
 from kvspool.errors import KvspoolError, LogNotFound
-from kvspool.journal import Journal, Retention, trim
-from kvspool.journal.trim import AT_ONCE, TrimPlan, TrimReport
+from kvspool.journal import Retention
+from kvspool.journal.trim import AT_ONCE
 from shard import route
+from shard.merged import Log
 from shard.shardset import open_shard
 
 INTERVAL = 10.0  # seconds between two checks of all clients
@@ -47,8 +50,10 @@ class ShardTrim(msgspec.Struct, frozen=True):
 class Trimmer:
     """Trims the shards of one root. Use it in one thread at a time."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, catalogue: Catalogue | None = None) -> None:
+        """catalogue: that of the root, if the caller has one."""
         self.root = root
+        self._catalogue = catalogue
         self._holds = RetentionHolds(root)
 
     def trim(self, client: str, rules: Retention, *, dry_run: bool = False, most: int | None = None) -> list[ShardTrim]:
@@ -56,7 +61,7 @@ class Trimmer:
 
         most: segments to remove at once per shard. Raises as `Journal.trim` and opening a shard: the shards before stay trimmed.
         """
-        found = route.scan(self.root).get(client)
+        found = route.scan(self.root).get(client) if self._catalogue is None else self._catalogue.client(client)
         paths = {} if found is None else dict(found.paths(self.root))
         plans = {index: plan for index, path in paths.items() if (plan := _plan(path)) is not None}
         limits, words, before = msgspec.structs.replace(rules, max_bytes=None), "", dict.fromkeys(plans, 0)
@@ -82,18 +87,18 @@ class Trimmer:
             would = trim(dry_run=True)
             return trim() if would.removed_segments and not dry_run else msgspec.structs.replace(would, dry_run=dry_run)
 
-    def _readers(self, client: str, index: int, journal: Journal) -> dict[str, int]:
+    def _readers(self, client: str, index: int, journal: Log) -> dict[str, int]:
         return {f"hub:{name}": sequence for name, sequence in self._holds.places(client, index, journal).items()}
 
 
 def _plan(path: Path) -> TrimPlan | None:
     """Return the segments of a shard; None if it is no journal."""
     with _journal(path) as journal:
-        return None if journal is None else trim.plan(journal, Retention())
+        return None if journal is None else journal.trim(Retention(), before=0, dry_run=True).plan
 
 
 @contextmanager
-def _journal(path: Path) -> Iterator[Journal | None]:
+def _journal(path: Path) -> Iterator[Log | None]:
     """Open a shard inside the `with` block; None if it was removed, or is no journal."""
     try:
         log = open_shard(path, TIMEOUT)
@@ -101,7 +106,7 @@ def _journal(path: Path) -> Iterator[Journal | None]:
         yield None
         return
     with log:
-        yield log if isinstance(log, Journal) else None
+        yield log if "trim" in log.capabilities else None
 
 
 def beginnings(plans: dict[int, TrimPlan], most: int) -> dict[int, int]:
@@ -134,12 +139,21 @@ class Keeper:
     `error`: the error of the last pass; empty for none. `removed` counts bytes.
     """
 
-    def __init__(self, root: Path, used: Callable[[], dict[str, int]]) -> None:
-        """used: returns the stored bytes of each client, as far as known."""
+    def __init__(
+        self,
+        root: Path,
+        used: Callable[[], dict[str, int]],
+        catalogue: Catalogue | None = None,
+        has_sealed: Callable[[str], bool] = lambda client: True,
+    ) -> None:
+        """used: returns the stored bytes of each client, as far as known. has_sealed: whether a client may have more than the last
+        segment of each shard, which is never removed; other clients are passed without a look at their files.
+        """
         self.error = ""
         self.removed = 0
         self._used = used
-        self._trimmer = Trimmer(root)
+        self._has_sealed = has_sealed
+        self._trimmer = Trimmer(root, catalogue)
         self._file = RetentionFile(root)
         self._rules = HubRetention()
         self._waiting: deque[str] = deque()
@@ -165,7 +179,8 @@ class Keeper:
             self._rules = self._file.load()
         used = self._used()
         self._errors = {client: words for client, words in self._errors.items() if not client or client in used}
-        self._waiting.extend(client for client, size in used.items() if _may_go(self._rules.of(client), size))
+        may_go = (client for client, size in used.items() if _may_go(self._rules.of(client), size))
+        self._waiting.extend(client for client in may_go if self._has_sealed(client))
 
     def _trim(self, client: str) -> bool:
         """Trim a client. Return whether more is to be done at once."""

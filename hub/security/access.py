@@ -115,6 +115,7 @@ class Access(Handle):
         """file: not read yet; None: everyone has all rights."""
         self.error: str | None = None  # why the present file is invalid; its previous version applies
         self._file = file
+        self._own: dict[str, tuple[str, Principal]] = {}  # by a token's id: its digest, and the hub's own principal
         self._rights = _Rights()
         self._looks_at = 0.0
         self._lock = threading.Lock()
@@ -138,6 +139,14 @@ class Access(Handle):
 
     # Authentication.
 
+    def add_own(self, name: str, client: str) -> Token:
+        """Return a new token for the hub itself, which may write one client. It is valid until this object is gone, and in no file."""
+        token = Token.make()
+        writes, nothing = Patterns(frozenset([client])), Patterns()
+        principal = Principal(name, "client", writes, nothing, nothing, nothing, credential=f"token {token.id}")
+        self._own[token.id] = token.digest, principal
+        return token
+
     def authenticate(self, text: str) -> Principal:
         """Return the owner of a token. Raises NotAuthenticated."""
         if self.is_anonymous:
@@ -146,6 +155,8 @@ class Access(Handle):
             token = Token(text)
         except ValueError:
             raise NotAuthenticated("the given text is no token") from None
+        if token.id in self._own and token.is_kept_as(self._own[token.id][0]):
+            return self._own[token.id][1]
         rights = self._now()
         kept = rights.tokens.get(token.id)
         is_right = token.is_kept_as(_NOBODY if kept is None else kept.sha256)
@@ -174,6 +185,8 @@ class Access(Handle):
         if self.is_anonymous:
             return ANYBODY
         kind, _, credential = principal.credential.partition(" ")
+        if kind == "token" and credential in self._own:
+            return self._own[credential][1]
         found = self._known(self._now(), "token" if kind == "token" else "certificate", credential)
         if found.name != principal.name:
             raise NotAuthenticated(f"{principal.credential} now belongs to {found.name}", principal.name)
@@ -226,6 +239,8 @@ class Access(Handle):
                 found = access_file.parse(self._file.read())
             except ValueError as error:
                 raise AccessError(f"{self._file.path}: {error}") from error
+            if found == AccessFile():  # it was cut short, or is a placeholder; with it every call would be refused without a reason
+                raise AccessError(f"{self._file.path} is empty: it names no principal; add one with `kvspool hub token add`")
             self._rights = _rights(found)
             self.error = None
             self._looks_at = system.port.monotonic() + INTERVAL

@@ -72,13 +72,25 @@ def make_authority(directory: str | os.PathLike[str], names: Sequence[str], *, d
     return pair
 
 
-def make_server(directory: str | os.PathLike[str], names: Sequence[str], *, days: int = DAYS, replaces: bool = False) -> KeyPair:
-    """Create a server's certificate, signed by the authority of the directory; raises as `make_authority` and `read_pair`."""
+def make_server(
+    directory: str | os.PathLike[str],
+    names: Sequence[str],
+    *,
+    days: int = DAYS,
+    replaces: bool = False,
+    output: str | os.PathLike[str] | None = None,
+) -> KeyPair:
+    """Create a server's certificate, signed by the authority of the directory; raises as `make_authority` and `read_pair`.
+
+    output: the directory of the two files, created if it is missing; None: that of the authority.
+    """
     directory = Path(os.path.abspath(directory))
+    folder = directory if output is None else Path(os.path.abspath(output))
     alternatives = _alternatives(names)
-    _refuse_existing(directory, ("server",), replaces)
+    _refuse_existing(folder, ("server",), replaces)
     pair = _issue(_signer(directory), names[0], alternatives, _SERVER, days)
-    _store(directory / "server", pair, replaces)
+    _make_directory(folder)
+    _store(folder / "server", pair, replaces)
     return pair
 
 

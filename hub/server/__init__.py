@@ -1,1 +1,1 @@
-"""The hub over the network: the proxy before it, who calls, what comes in and what goes out."""
+"""The hub over the network: its server, the authentication of callers, received records and reads."""

@@ -1,165 +1,149 @@
-"""The ingest session: one call of a shipper, whose batches are stored and acknowledged.
+"""One call of a shipper, whose batches are stored and acknowledged.
 
 The hub first sends `Opened`. Then each `Put` is stored, or `Refused`: after that nothing more of its shard is accepted in this call, while
 the other shards continue. The hub acknowledges stored batches when the client asks for it, or after `UNASKED` bytes. At the level
-"disk" a separate thread flushes each shard with new records before that. Batches that arrive meanwhile are covered by its next flush.
+"disk" it flushes the shards with new records before that. Batches that arrive meanwhile are covered by its next flush.
+
+An `IngestSession` stores, and says what to answer; it knows nothing of the network. `Exchange` reads and writes the messages of a call.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
+from typing import Protocol
 
 import pyarrow as pa
 
-from hub.errors import HubError, HubFull, Malformed, ShardDamaged
+from hub.errors import HubError, HubFull, Malformed, NotAllowed, NotAuthenticated, ShardDamaged
 from hub.protocol import ingest
-from hub.protocol.ingest import Acknowledged, Done, Level, Opened, Opening, Ping, Put, ResumePoint, ShippedLog
+from hub.protocol.ingest import Acknowledged, Done, FromHub, Level, Opened, Opening, Ping, Put, ResumePoint, ShippedLog
 from hub.root import columns
 from hub.root.columns import SequencedBatch
 from hub.root.store import Outcome, Shard, Store
+from hub.server import ipc
+from hub.server.call import Call, completed
 from hub.server.clients import Client
 from hub.server.event_log import escape
+from hub.server.flight import Data, encode_data
+from hub.server.ipc import EncodedBatch
+from hub.server.openings import Openings
 from hub.server.shard_index import is_scarce
+from hub.server.workers import Workers
 from kvspool.errors import KvspoolError
 from kvspool.system.handles import Handle
-
-if TYPE_CHECKING:
-    from pyarrow import flight
 
 UNASKED = 8 << 20  # bytes of batches after which an acknowledgement is sent without a question
 logger = logging.getLogger("kvspool.hub")
 
 
 class IngestGuard(Protocol):
-    """Admission control of one call. Each method raises a HubError for a refusal."""
+    """Admission control of one call."""
 
-    def begin(self, client: str, bits: int) -> None:
-        """Called before anything is done for the client."""
+    def admit(self, size: int) -> float:
+        """Called before a batch of `size` bytes is stored. Return how many seconds to wait before the next one.
 
-    def admit(self, size: int) -> None:
-        """Called before a batch of `size` bytes is stored; may sleep."""
-
-    def progress(self, size: int) -> None:
-        """Called after a batch, received as `size` bytes, was processed."""
+        Raises a HubError for a refusal.
+        """
 
 
 class IngestSession:
-    """One call of one client."""
+    """The records of one call of one client. Its methods but `flush` are called one at a time."""
 
     def __init__(self, store: Store, level: Level, guard: IngestGuard, opening: Opening, client: Client, largest: int) -> None:
+        self.level = level
+        self.largest = largest
         self._store = store
-        self._level = level
         self._guard = guard
         self._opening = opening
         self._client = client
-        self._largest = largest
         self._logs: dict[int, ShippedLog] = {}  # by shard; without refused ones
         self._shards: dict[int, Shard] = {}
         self._pending: dict[int, int] = {}  # shard: the sequence below which all is stored, not acknowledged yet
         self._unasked = 0
         self._asked = 0
-        self._flushes: FlushWorker | None = None
-        self.is_done = False
+        self.pause = 0.0  # seconds that the client has to wait for its rate, since the last batch
 
-    def run(self, reader: flight.MetadataRecordBatchReader, writer: flight.MetadataRecordBatchWriter) -> None:
-        """Process messages until the client ends the call, or is gone."""
-        writer = _OneAtATime(writer)
-        with ExitStack() as taken:
-            self._open(writer, taken)
-            if self._level == "disk":
-                self._flushes = taken.enter_context(FlushWorker(lambda places, asked: self._flush(places, asked, writer)))
-            for message, batch in self._messages(reader) if self._has_schema(reader) else ():
-                if isinstance(message, Done):
-                    self.is_done = True
-                elif isinstance(message, Ping):
-                    self._client.said({log.index: message.ends[log.index] for log in self._opening.logs if log.index in message.ends})
-                    self._asked += 1
-                    self._acknowledge(writer)
-                else:
-                    self._put(message, batch, writer)
-            self._acknowledge(writer)
-
-    def _open(self, writer: Any, taken: ExitStack) -> None:
-        """Take the client's shards, and send where each continues; a log that can't be accepted is refused alone."""
+    def open(self, taken: ExitStack) -> list[FromHub]:
+        """Take the client's shards until `taken` is closed, and return where each continues; a refused log is refused alone."""
         opening = self._opening
-        self._store.enter(opening.client, opening.bits)
-        places, refusals = [], []
+        self._store.enter(opening.client, opening.bits, {log.index: log.id for log in opening.logs})
+        places: list[ResumePoint] = []
+        refusals: list[FromHub] = []
         for log in opening.logs:
             try:
                 shard = self._store.take(opening.client, opening.bits, log.index)
                 taken.callback(self._store.give_back, opening.client, log.index)
                 expected, is_known = shard.enter(log.id, log.end)
             except (KvspoolError, OSError) as error:
-                refusals.append((self._refusal(log.index, error), log.index))
+                refusals.append(self._refuse(log.index, error))
                 continue
             self._logs[log.index], self._shards[log.index] = log, shard
-            places.append(ResumePoint(log.index, expected, is_known))
+            time = shard.sizes.last_timestamp if is_known and expected else 0
+            places.append(ResumePoint(log.index, expected, is_known, time))
             self._client.stored(log.index, Outcome(expected), 0)
         self._client.said({log.index: log.end for log in opening.logs})
-        writer.write_metadata(ingest.encode(Opened(ingest.VERSION, self._level, self._largest, places)))
-        for refused, index in refusals:
-            self._refuse(writer, refused, index)
+        return [Opened(ingest.VERSION, self.level, self.largest, places), *refusals]
 
-    def _has_schema(self, reader: Any) -> bool:
-        """Return whether the client has sent a schema; it may be gone.
-
-        Raises Malformed for other columns than ours, before any of them is decoded.
-        """
-        try:
-            with _decoding():
-                schema = reader.schema
-        except OSError:  # nothing arrived
-            return False
-        if not schema.equals(columns.SCHEMA):
-            raise Malformed(f"a batch must have the columns {columns.SCHEMA.names}, not {str(schema)[:500]!r}")
-        return True
-
-    def _messages(self, reader: Any) -> Iterator[tuple[ingest.FromClient, pa.RecordBatch | None]]:
-        """Yield messages until the client ends the call or its connection does. Raises Malformed."""
-        while not self.is_done:
-            try:
-                with _decoding():
-                    chunk = reader.read_chunk()
-            except StopIteration:
-                return
-            if chunk.app_metadata is None:
-                raise Malformed("a batch without a message")
-            yield ingest.decode_from_client(chunk.app_metadata.to_pybytes()), chunk.data
-
-    def _put(self, put: Put, batch: pa.RecordBatch | None, writer: Any) -> None:
-        """Store a batch, or refuse it."""
-        if batch is None:
-            raise Malformed("a put without a batch")
-        records = columns.check(batch, self._largest)
-        size = records.size
-        log = self._logs.get(put.index)  # a flush on another thread may refuse the shard at any moment
-        if log is not None:
-            try:
-                self._guard.admit(size)
-                self._store_batch(put, log, SequencedBatch(put.first, batch, records), size)
-            except KvspoolError as error:
-                self._refuse(writer, self._refusal(put.index, error), put.index)
-                if isinstance(error, Malformed):
-                    raise
-        elif not any(log.index == put.index for log in self._opening.logs):
-            raise Malformed(f"a put for shard {put.index}, for which the call was not opened")
-        self._guard.progress(batch.nbytes)
-        self._unasked += size
+    def put(self, put: Put, batch: pa.RecordBatch) -> list[FromHub]:
+        """Store a batch, or return the refusal of its shard. Raises Malformed for one that no client sends."""
+        records = columns.check(batch, self.largest)
         self._asked += put.ask
-        if put.ask or self._unasked >= UNASKED:
-            self._acknowledge(writer)
-
-    def _store_batch(self, put: Put, log: ShippedLog, rows: SequencedBatch, size: int) -> None:
-        outcome = self._shards[put.index].put(log.id, rows, put.after)
+        self._unasked += records.size
+        log = self._logs.get(put.index)  # a flush may refuse the shard at any moment
+        if log is None:
+            if not any(log.index == put.index for log in self._opening.logs):
+                raise Malformed(f"a put for shard {put.index}, for which the call was not opened")
+            return []
+        try:
+            self.pause = self._guard.admit(records.size)
+            outcome = self._shards[put.index].put(log.id, SequencedBatch(put.first, batch, records), put.after)
+        except (Malformed, NotAllowed, NotAuthenticated):
+            raise  # they end the call
+        except KvspoolError as error:
+            return [self._refuse(put.index, error)]
         self._client.said({put.index: put.end})
-        self._client.stored(put.index, outcome, size)
+        elsewhere = min(outcome.lost, max(0, min(put.elsewhere, put.first) - put.after))
+        self._client.stored(put.index, outcome._replace(lost=outcome.lost - elsewhere), records.size)
         self._pending[put.index] = outcome.expected
+        return []
 
-    def _refusal(self, index: int, error: KvspoolError | OSError) -> HubError:
+    def ping(self, ping: Ping) -> None:
+        """Note the ends of the client's logs, and its question."""
+        self._client.said({log.index: ping.ends[log.index] for log in self._opening.logs if log.index in ping.ends})
+        self._asked += 1
+
+    def is_due(self, message: Put | Ping) -> bool:
+        """Return whether an acknowledgement is due after a message."""
+        return isinstance(message, Ping) or message.ask or self._unasked >= UNASKED
+
+    def take_stored(self) -> Acknowledged:
+        """Return the acknowledgement of what was stored since the last one."""
+        places, self._pending, self._unasked = self._pending, {}, 0
+        return Acknowledged(list(places.items()), self._asked)
+
+    def flush(self, stored: Acknowledged) -> list[FromHub]:
+        """Flush shards to disk, and return the acknowledgement of that, after the refusals of those that can't be flushed."""
+        refusals: dict[int, FromHub] = {}
+        for index, _ in stored.places:
+            try:
+                self._shards[index].sync()
+            except KvspoolError as error:
+                refusals[index] = self._refuse(index, error)
+        places = [(index, place) for index, place in stored.places if index not in refusals]
+        return [*refusals.values(), Acknowledged(places, stored.asked)]
+
+    def _refuse(self, index: int, error: KvspoolError | OSError) -> FromHub:
+        """Accept nothing more of a shard in this call, and return its refusal."""
+        self._logs.pop(index, None)
+        refused = ingest.refusal(self._known(index, error), index)
+        self._client.refuse(refused.reason)
+        logger.warning("refused %s shard %d: %s", self._opening.client, index, escape(refused.message))
+        return refused
+
+    def _known(self, index: int, error: KvspoolError | OSError) -> HubError:
         """Return the refusal for an error of a shard: HubFull for a transient one.
 
         Any other means that the shard is damaged or was removed, and needs an operator.
@@ -171,101 +155,134 @@ class IngestSession:
         logger.error("%s shard %d: %s", self._opening.client, index, escape(str(error)))
         return ShardDamaged(str(error))
 
-    def _refuse(self, writer: Any, error: HubError, index: int) -> None:
-        """Refuse a shard, and accept nothing more of it in this call."""
-        self._logs.pop(index, None)
-        refused = ingest.refusal(error, index)
-        self._client.refuse(refused.reason)
-        logger.warning("refused %s shard %d: %s", self._opening.client, index, escape(str(error)))
-        writer.write_metadata(ingest.encode(refused))
 
-    def _acknowledge(self, writer: Any) -> None:
-        """Acknowledge stored batches; at the level "disk" once they are on disk."""
-        places, self._pending, self._unasked = self._pending, {}, 0
-        if self._flushes is not None:
-            self._flushes.ask(places, self._asked)
-        else:
-            writer.write_metadata(ingest.encode(Acknowledged(list(places.items()), self._asked)))
+class Exchange(Handle):
+    """The messages of one call. flushers: for flushing at the level "disk"; openings: those of the whole hub."""
 
-    def _flush(self, places: dict[int, int], asked: int, writer: Any) -> None:
-        """Flush shards to disk, and acknowledge that."""
-        stored = [(index, place) for index, place in places.items() if self._is_synced(index, writer)]
-        writer.write_metadata(ingest.encode(Acknowledged(stored, asked)))
+    def __init__(self, call: Call, session: IngestSession, flushers: Workers, openings: Openings) -> None:
+        self._call = call
+        self._openings = openings
+        self._session = session
+        self._has_schema = False
+        self._flushes = FlushRequests(lambda stored: self._flush(stored, flushers)) if session.level == "disk" else None
 
-    def _is_synced(self, index: int, writer: Any) -> bool:
+    async def run(self, first: Data) -> bool:
+        """Answer messages until the client ends the call. Return whether it said that it was done. Raises HubError."""
+        taken = ExitStack()
         try:
-            self._shards[index].sync()
-        except KvspoolError as error:
-            self._refuse(writer, self._refusal(index, error), index)
-        else:
+            with self._openings.admitted():
+                opened = await self._call.run(self._session.open, taken)
+            await self._answer(opened)
+            is_done = await self._listen(first)
+            await self._acknowledge()
+            if self._flushes is not None:
+                await self._flushes.finish()
+            return is_done
+        finally:
+            try:
+                if self._flushes is not None:
+                    await self._flushes.cancel()
+            finally:
+                await self._call.release(taken.close)
+
+    async def _listen(self, first: Data) -> bool:
+        """Process messages until the end of the call."""
+        if (first.header or first.metadata) and await self._take(first):
             return True
+        while (message := await self._call.read()) is not None:
+            with message:
+                if await self._take(Data.parse(message.data)):
+                    return True
+            pause, self._session.pause = self._session.pause, 0.0
+            if pause:
+                await asyncio.sleep(pause)
         return False
 
+    async def _take(self, data: Data) -> bool:
+        """Process a message. Return whether it was the last one."""
+        if not self._has_schema and data.header:
+            self._check_schema(data)
+            if not data.metadata:
+                return False
+            data = data._replace(header=b"")
+        if not data.metadata:
+            raise Malformed("a batch without a message")
+        message = ingest.decode_from_client(bytes(data.metadata))
+        if isinstance(message, Done):
+            return True
+        if isinstance(message, Ping):
+            self._session.ping(message)
+        else:
+            await self._put(message, data)
+        if self._session.is_due(message):
+            await self._acknowledge()
+        return False
 
-class FlushWorker(Handle):
-    """Performs requested flushes on its own thread; requests during a flush are combined in the next one."""
+    def _check_schema(self, data: Data) -> None:
+        """Raise Malformed for other columns than ours, before any of them is decoded."""
+        schema = ipc.read_schema(data.header)
+        if not schema.equals(columns.SCHEMA):
+            raise Malformed(f"a batch must have the columns {columns.SCHEMA.names}, not {str(schema)[:500]!r}")
+        self._has_schema = True
 
-    def __init__(self, flush: Callable[[dict[int, int], int], None]) -> None:
-        """flush: called with the positions of the requested shards, and the number of the last question."""
+    async def _put(self, put: Put, data: Data) -> None:
+        if not data.header:
+            raise Malformed("a put without a batch")
+        encoded = EncodedBatch.parse(data.header, data.body, columns.SCHEMA)
+        if encoded.allocated > self._session.largest:
+            raise Malformed(f"a batch of {encoded.allocated} bytes; this hub accepts {self._session.largest}")
+        with await self._call.grant(encoded.allocated):
+            await self._answer(await self._call.run(lambda: self._session.put(put, encoded.decode())))
+
+    async def _acknowledge(self) -> None:
+        stored = self._session.take_stored()
+        if self._flushes is None:
+            await self._answer([stored])
+        else:
+            self._flushes.ask(stored)
+
+    async def _flush(self, stored: Acknowledged, flushers: Workers) -> None:
+        await self._answer(await flushers.run(self._session.flush, stored))
+
+    async def _answer(self, messages: list[FromHub]) -> None:
+        for message in messages:
+            await self._call.write(encode_data(metadata=ingest.encode(message)))
+
+
+class FlushRequests(Handle):
+    """Performs requested flushes one after another; requests during a flush are combined in the next one."""
+
+    def __init__(self, flush: Callable[[Acknowledged], Awaitable[None]]) -> None:
+        """flush: flushes shards up to their places, and acknowledges that."""
         self._flush = flush
-        self._places: dict[int, int] = {}
-        self._asked: int | None = None
-        self._is_over = False
-        self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._run, name="hub flushes", daemon=True)
+        self._requested: Acknowledged | None = None
+        self._task: asyncio.Task[None] | None = None
 
-    def ask(self, places: dict[int, int], asked: int) -> None:
-        """Request a flush of these shards."""
-        with self._changed:
-            self._places |= places
-            self._asked = asked
-            self._changed.notify()
+    def ask(self, stored: Acknowledged) -> None:
+        """Request a flush. Raises the error of the last one."""
+        if self._requested is not None:
+            stored = Acknowledged(list({**dict(self._requested.places), **dict(stored.places)}.items()), stored.asked)
+        self._requested = stored
+        if self._task is not None and self._task.done():
+            self._task.result()
+            self._task = None
+        if self._task is None:
+            self._task = asyncio.create_task(self._run())
 
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._asked is not None or self._is_over)
-                if self._asked is None:
-                    return
-                places, asked, self._places, self._asked = self._places, self._asked, {}, None
-            try:
-                self._flush(places, asked)
-            except (pa.ArrowException, OSError):
-                return  # the client is gone; the reading thread finds out
+    async def _run(self) -> None:
+        while self._requested is not None:
+            stored, self._requested = self._requested, None
+            await self._flush(stored)
 
-    def __enter__(self) -> FlushWorker:
-        try:
-            self._thread.start()
-        except RuntimeError as error:
-            raise HubFull(f"the hub can't start a thread now: {error}", 1.0) from None
-        return self
+    async def finish(self) -> None:
+        """Complete the requested flushes. Raises the error of the last one."""
+        if self._task is not None:
+            await self._task
 
-    def __exit__(self, *_: object) -> None:
-        """Complete the requested flushes, and end."""
-        with self._changed:
-            self._is_over = True
-            self._changed.notify()
-        self._thread.join()
-
-
-class _OneAtATime(Handle):
-    """A writer for two threads: Flight's accepts one message at a time."""
-
-    def __init__(self, writer: Any) -> None:
-        self._writer = writer
-        self._lock = threading.Lock()
-
-    def write_metadata(self, data: bytes) -> None:
-        with self._lock:
-            self._writer.write_metadata(data)
-
-
-@contextmanager
-def _decoding() -> Iterator[None]:
-    """Raise Malformed for data that Arrow can't decode, HubFull for lack of memory."""
-    try:
-        yield
-    except MemoryError as error:  # a compressed batch declares its size itself
-        raise HubFull(f"a batch needs more memory than is available for all: {str(error)[:200]}") from None
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
-        raise Malformed(f"not an Arrow batch: {str(error)[:200]}") from None
+    async def cancel(self) -> None:
+        """End, without the requested flushes."""
+        if self._task is not None:
+            self._task.cancel()
+            await completed(self._task)
+            if not self._task.cancelled():
+                self._task.exception()  # it was reported, or the call has ended

@@ -22,13 +22,15 @@ class Reason(StrEnum):
     UNAUTHENTICATED = "too many unauthenticated connections"
     UNAUTHENTICATED_OF_ADDRESS = "too many unauthenticated connections from one address"
     EXHAUSTED = "no descriptors left"
-    UNREACHABLE = "the server is not reachable"
     AUTHENTICATION_SECONDS = "not authenticated in time"
-    PROGRESS_BYTES = "too many bytes under way"
     IDLE = "idle"
     RESET = "reset by one of its ends"
     BY_HANDLER = "closed by the server's handler"
     FLOOD = "a flood of calls"
+    HANDSHAKE = "no handshake in time"
+    PROTOCOL = "not HTTP/2, or against its rules"
+    CONTROL_FRAMES = "too many control frames"
+    UNSENT = "answers to control frames that it doesn't read"
     SHUTDOWN = "the hub is shutting down"
 
 
@@ -44,9 +46,21 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     unauthenticated: int = 256
     unauthenticated_per_address: int = 128
     authentication_seconds: float = 10.0
-    authentication_bytes: int = 1 << 20  # relayed until the client is authenticated; then the client is delayed
-    progress_bytes: int = 96 << 20  # sent and not processed: a larger message can't make the server allocate more
     idle_seconds: float = 60.0  # without a byte from the client; 60 times as long while it reads a stream
+    handshake_seconds: float = 10.0  # until TLS and the first frame of HTTP/2 are complete
+    streams: int = 64  # concurrent calls of one connection
+    calls: int = 8192  # calls that are being served, of all connections
+    queued_calls: int = 1024  # calls that wait for the end of another one
+    queued_seconds: float = 5.0  # that a call waits for that
+    header_bytes: int = 16 << 10  # of one call
+    message_bytes: int = 64 << 20
+    received_bytes: int = 512 << 20  # memory of received messages
+    working_bytes: int = 512 << 20  # memory that handlers need in addition, as for decompressed messages
+    unsent_bytes: int = 256 << 20  # memory of messages that clients have not taken
+    stall_seconds: float = 10.0  # of a message, while another call waits for its memory
+    control_frames: int = 2000  # of one connection at once, besides messages
+    control_rate: float = 200.0  # of one connection a second
+    threads: int = 8  # that run the blocking parts of handlers
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -64,7 +78,7 @@ class Peer:
 
 
 class ConnectionTable(Handle):
-    """Counts present connections, in all and by address; "" stands for all. Used by the proxy's thread and by handlers' threads."""
+    """Counts present connections, in all and by address; "" stands for all. Used by the listener's thread and by others."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits

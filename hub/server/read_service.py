@@ -6,28 +6,30 @@ iteration and its files are closed.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyarrow import flight
 
-from hub.errors import Fenced, HubError, HubFull, Malformed, NotAllowed, NotFound, QuotaExceeded, ShardDamaged, Unexpected
+from hub.errors import Fenced, HubFull, Malformed, NotAllowed, NotFound, Unexpected
 from hub.protocol import reading
 from hub.protocol.ingest import VERSION, Level
 from hub.protocol.reading import LONGEST_WAIT, BatchMetadata, ClientState, Query, ServerInfo, ShardState, Since, Ticket
 from hub.root import columns
+from hub.root.catalogue import Catalogue
 from hub.root.store import generations
-from hub.server.reads import Reads, Stream, gone
-from hub.server.shard_index import IsOver, MayRead, ShardIndex, is_scarce, shown
+from hub.server import ipc
+from hub.server.call import Call
+from hub.server.flight import Endpoint, FlightDescriptor, Info, encode_data
+from hub.server.ipc import BatchEncoder
+from hub.server.shard_index import MayRead, Runs, ShardIndex
 from kvspool import arrow, system
-from kvspool.errors import KvspoolError, OutOfRange
+from kvspool.errors import OutOfRange
 from kvspool.options import TIMEOUT
 from kvspool.record import Gap
 from kvspool.system.handles import Handle
@@ -35,8 +37,9 @@ from shard.merged import Log
 from shard.shardset import open_shard
 
 LARGEST_CRITERIA = 200  # bytes
+ROOM = 4 << 20  # bytes of memory for reading a batch; the batch of a larger record is read again, once it has more
 BATCH_BYTES = 2 << 20  # of the values of a batch: a tenth less work than with half of it, and hardly less with more
-logger = logging.getLogger("kvspool.hub")
+COPIED = 1 << 16  # bytes of a message up to which it is copied
 _encode = msgspec.json.Encoder().encode
 
 ACTIONS = [
@@ -45,17 +48,23 @@ ACTIONS = [
 ]
 
 
-class ReadService(Handle):
-    """The read service of a hub. Its methods are called on Flight's threads.
+class StreamPart(NamedTuple):
+    """A message of a stream; `pieces` are its bytes. None: nothing was found so far; or what comes next needs memory of `size` bytes."""
 
-    Each gets the predicate of readable clients, and calls it again for each batch, because a right may be revoked during a call. Refusals
-    are raised as errors of Flight.
+    size: int = 0
+    pieces: tuple[bytes | memoryview, ...] = ()
+
+
+class ReadService(Handle):
+    """The read service of a hub. Its functions block, its coroutines don't.
+
+    Each gets the predicate of readable clients, and calls it again for each batch, because a right may be revoked during a call.
     """
 
-    def __init__(self, root: Path, level: Level, reads: Reads | None = None) -> None:
+    def __init__(self, root: Path, level: Level, catalogue: Catalogue | None = None) -> None:
+        """catalogue: that of the root, if the caller has one."""
         self.root = root
-        self.reads = Reads() if reads is None else reads
-        self.index = ShardIndex(root)
+        self.index = ShardIndex(root, catalogue)
         self._level: Level = level
         self._is_closing = False
 
@@ -64,149 +73,170 @@ class ReadService(Handle):
         self._is_closing = True
         self.index.close()
 
-    def flights(self, criteria: bytes, may_list: MayRead, is_over: IsOver = lambda: False) -> Iterator[flight.FlightInfo]:
-        """Yield a flight for each client that may be listed.
+    async def flights(self, criteria: bytes, may_list: MayRead, run: Runs) -> Iterator[bytes]:
+        """Return an iterator over the flights of the clients that may be listed; its steps block.
 
-        criteria: a prefix of its id, or a pattern with `*`, `?` and `[...]`. is_over: whether the caller is gone.
+        criteria: a prefix of their ids, or a pattern with `*`, `?` and `[...]`.
         """
-        with refusing(self.root):
-            wanted = _pattern(criteria)
-            for client, states in self.index.states(lambda client: wanted(client) and may_list(client), is_over).items():
-                if is_over():
-                    raise gone()
-                yield self._info(Query(client), states)
+        wanted = _pattern(criteria)
+        states = await self.index.states(lambda client: wanted(client) and may_list(client), run)
+        return (self._info(Query(client), shards).encode() for client, shards in states.items())
 
-    def info(self, descriptor: flight.FlightDescriptor, may_read: MayRead, is_over: IsOver = lambda: False) -> flight.FlightInfo:
+    async def info(self, descriptor: FlightDescriptor, may_read: MayRead, run: Runs) -> Info:
         """Return the flight of a descriptor: a client, or one shard of it."""
-        with refusing(self.root):
-            query = reading.decode_query(descriptor.path or [], descriptor.command)
-            _check_right(query.client, may_read)
-            states = self.index.states(lambda client: client == query.client, is_over).get(query.client, [])
-            wanted = [state for state in states if query.shard in (None, state.shard)]
-            if not wanted:
-                raise NotFound(f"there is no client {query.client} here, or not that shard of it")
-            return self._info(query, wanted)
+        query = reading.decode_query(list(descriptor.path), descriptor.command)
+        _check_right(query.client, may_read)
+        states = (await self.index.states(lambda client: client == query.client, run)).get(query.client, [])
+        wanted = [state for state in states if query.shard in (None, state.shard)]
+        if not wanted:
+            raise NotFound(f"there is no client {query.client} here, or not that shard of it")
+        return await run(self._info, query, wanted)
 
-    def read(
-        self,
-        ticket: bytes,
-        may_read: MayRead,
-        sent: Callable[[int], object] = lambda size: None,
-        is_over: IsOver = lambda: False,
-        cut: Callable[[], object] = lambda: None,
-    ) -> flight.FlightDataStream:
-        """Return the stream of a ticket.
+    async def read(self, call: Call, ticket: bytes, may_read: MayRead) -> None:
+        """Send the records of a ticket."""
+        parts = await call.run(self._open, ticket, may_read)
+        try:
+            room = await call.room(ROOM)
+            while (part := await call.run(next, parts, None)) is not None:
+                if part.size > room.size:
+                    room.release()
+                    room = await call.room(part.size)
+                if part.pieces:
+                    room.release(room.size - part.size)
+                    await call.write(*part.pieces, room=room)
+                    room = await call.room(ROOM)
+        finally:
+            await call.release(parts.close)
 
-        sent: called with the size of each batch sent to the caller. is_over: whether the caller is gone. cut: cuts its connection.
-        """
-        with refusing(self.root):
-            wanted = reading.decode_ticket(ticket)
-            _check_right(wanted.client, may_read)
-            path = self.index.path(wanted.client, wanted.shard)
-            schema = columns.schema_of(wanted)
-            return flight.GeneratorStream(schema, self._stream(path, wanted, schema, may_read, sent, self.reads.stream(is_over, cut)))
+    def about(self) -> bytes:
+        """Return the answer of the action "server"."""
+        return _encode(ServerInfo(VERSION, self._level, self.index.root_id, system.port.now()))
 
-    def act(self, kind: str, body: bytes, may_read: MayRead, is_over: IsOver = lambda: False) -> Iterator[bytes]:
-        """Yield the answers of an action. is_over: whether its caller is gone."""
-        with refusing(self.root):
-            if kind == "server":
-                yield _encode(ServerInfo(VERSION, self._level, self.index.root_id, system.port.now()))
-            elif kind == "changes":
-                asked = reading.decode(Since, body or b"{}")
-                if not 0 <= asked.wait <= LONGEST_WAIT:
-                    raise Malformed(f"wait must be 0 to {LONGEST_WAIT:.0f} seconds, not {asked.wait}")
-                yield _encode(self.index.changes(asked.since, asked.wait, may_read, is_over))
-            else:
-                raise Malformed(f"unknown action {kind[:50]!r}; ListActions lists the actions")
+    async def changes(self, body: bytes, may_read: MayRead, run: Runs) -> bytes:
+        """Return the answer of the action "changes"."""
+        asked = reading.decode(Since, body or b"{}")
+        if not 0 <= asked.wait <= LONGEST_WAIT:
+            raise Malformed(f"wait must be 0 to {LONGEST_WAIT:.0f} seconds, not {asked.wait}")
+        return _encode(await self.index.changes(asked.since, asked.wait, may_read, run))
 
-    def _info(self, query: Query, states: list[ShardState]) -> flight.FlightInfo:
-        """Return a client's flight, with an endpoint for each shard; it has no location, which means this server."""
+    def _info(self, query: Query, states: list[ShardState]) -> Info:
+        """Return a client's flight, with an endpoint for each shard."""
         endpoints, size = [], 0
         for state in states:
-            ticket = _encode(reading.ticket_of(query, state.shard))
-            endpoints.append(flight.FlightEndpoint(ticket, [], app_metadata=_encode(state)))
-            size += self._used(state)
-        return flight.FlightInfo(
-            arrow.CODED_SCHEMA if query.coded else arrow.SCHEMA,
-            flight.FlightDescriptor.for_path(query.client),
+            endpoints.append(Endpoint(_encode(reading.ticket_of(query, state.shard)), _encode(state)))
+            size += self.index.used(state)
+        return Info(
+            memoryview((arrow.CODED_SCHEMA if query.coded else arrow.SCHEMA).serialize()),
+            FlightDescriptor((query.client.encode(),)),
             endpoints,
             sum(state.next - state.first for state in states),
             size,
-            app_metadata=_encode(ClientState(query.client, states[0].bits, states)),
+            _encode(ClientState(query.client, states[0].bits, states)),
         )
 
-    def _used(self, state: ShardState) -> int:
-        """Return the bytes of a shard's records; 0 if they can't be read."""
-        try:
-            with closing(open_shard(self.index.path(state.client, state.shard), TIMEOUT)) as log:
-                return int(log.stats().used)
-        except (KvspoolError, OSError):
-            return 0  # its state has the error
+    def _open(self, ticket: bytes, may_read: MayRead) -> Generator[StreamPart]:
+        """Return the stream of a ticket."""
+        wanted = reading.decode_ticket(ticket)
+        _check_right(wanted.client, may_read)
+        return self._stream(self.index.path(wanted.client, wanted.shard), wanted, may_read)
 
-    def _stream(
-        self,
-        path: Path,
-        ticket: Ticket,
-        schema: pa.Schema,
-        may_read: MayRead,
-        sent: Callable[[int], object],
-        reads: AbstractContextManager[Stream],
-    ) -> Iterator[tuple[pa.RecordBatch, bytes] | pa.RecordBatch]:
-        """Yield the batches of one shard; Gaps and the end are sent with empty batches."""
-        with refusing(self.root), reads as stream, closing(open_shard(path, TIMEOUT)) as log:
+    def _stream(self, path: Path, ticket: Ticket, may_read: MayRead) -> Generator[StreamPart]:
+        """Yield the messages of one shard; Gaps and the end are sent with empty batches."""
+        schema = columns.schema_of(ticket)
+        encoder = BatchEncoder(schema)
+        yield _part(ipc.encode_schema(schema))
+        with closing(open_shard(path, TIMEOUT)) as log:
             if ticket.log:
                 _check_log(log, path, ticket)
             if ticket.isolation == "synced":
                 log.sync()  # no other process may ever do it
-            with closing(_cursor(log, ticket)) as cursor:
-                source = _Reading(cursor, ticket, stream)
-                nothing = pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
+            with closing(_Reading(log, ticket)) as source:
                 for item in source:
-                    stream.sends(0 if isinstance(item, Gap) else item.get_total_buffer_size())
                     _check_right(ticket.client, may_read)
                     if self._is_closing:
                         raise HubFull("the hub is shutting down", 1.0)
                     if isinstance(item, Gap):
-                        yield nothing, _encode(BatchMetadata(gap=reading.gap_note(item)))
+                        yield _part(*encoder.encode(encoder.empty), BatchMetadata(gap=reading.gap_note(item)))
+                    elif isinstance(item, int):
+                        yield StreamPart(item)
                     elif "sequence" in schema.names:
-                        yield item.select(schema.names)
+                        yield _part(*encoder.encode(item.select(schema.names)))
                     else:
-                        yield item.select(schema.names), _encode(BatchMetadata(first=item.column("sequence")[0].as_py()))
-                    sent(0 if isinstance(item, Gap) else item.nbytes)
-                yield nothing, _encode(BatchMetadata(next=source.next))
+                        first = BatchMetadata(first=item.column("sequence")[0].as_py())
+                        yield _part(*encoder.encode(item.select(schema.names)), first)
+                yield _part(*encoder.encode(encoder.empty), BatchMetadata(next=source.next))
 
 
-class _Reading:
-    """The items of a cursor that a ticket selects: coded batches, and Gaps."""
+def _part(header: bytes, body: list[memoryview] | None = None, metadata: BatchMetadata | None = None) -> StreamPart:
+    """Return a message of a stream. A small body is copied, because its columns are parts of much larger memory."""
+    body = body or []
+    size = sum(piece.nbytes for piece in body)
+    if size < COPIED:
+        body = [memoryview(b"".join(body))]
+    start = encode_data(header, b"" if metadata is None else _encode(metadata), size)
+    return StreamPart(len(start) + size, (start, *body))
 
-    def __init__(self, cursor: Any, ticket: Ticket, stream: Stream) -> None:
-        self._cursor = cursor
-        self._stream = stream
+
+class _Reading(Handle):
+    """The items of a log that a ticket selects: coded batches, and Gaps. A number: the bytes of memory that the next step needs."""
+
+    def __init__(self, log: Log, ticket: Ticket) -> None:
+        """Begin; up to the present end. Raises Unexpected for a start that isn't written yet."""
+        self._end = end = log.end()
+        if ticket.end is not None:
+            self._end = min(end, ticket.end)
+        start: Any = ticket.begin
+        if start == "earliest" and self._end < end:
+            start = min(self._end, log.extent()[0])
+        self._log = log
+        self._isolation = ticket.isolation
+        try:
+            self._cursor = self._cursor_at(start)
+        except OutOfRange:
+            words = f"client {ticket.client}, shard {ticket.shard}: the next record will be {end}, there is no {start}"
+            raise Unexpected(words, end) from None
         self._limit = ticket.limit
         self._first_time = ticket.first_time
         self._last_time = ticket.last_time
         self._stopped_at: int | None = None
+
+    def _cursor_at(self, start: Any) -> Any:
+        return self._log.cursor(start, bounded=True, end=self._end, isolation=self._isolation)
 
     @property
     def next(self) -> int:
         """Return the sequence after the returned items."""
         return int(self._cursor.sequence) if self._stopped_at is None else self._stopped_at
 
-    def __iter__(self) -> Iterator[pa.RecordBatch | Gap]:
-        left = self._limit
+    def __iter__(self) -> Iterator[pa.RecordBatch | Gap | int]:
+        left, room = self._limit, ROOM
         while self._stopped_at is None and (left is None or left > 0):
             most = arrow.BATCH if left is None else min(arrow.BATCH, left)
-            with self._stream.reading():
-                found = arrow.next_batch(self._cursor, most, coded=True, bytes=BATCH_BYTES)
+            found = arrow.next_batch(self._cursor, most, coded=True, bytes=BATCH_BYTES)
             if isinstance(found, Gap):
                 yield found
                 continue
             if not found.num_rows:
                 return
+            needed = found.nbytes + COPIED
+            if needed > room:
+                self._go_back(found.column("sequence")[0].as_py())
+                del found
+                room = needed
+                yield needed
+                continue
+            room = ROOM
             batch = self._within_times(found)
             left = None if left is None else left - batch.num_rows
-            if batch.num_rows:
-                yield batch
+            yield batch if batch.num_rows else 0
+
+    def _go_back(self, sequence: int) -> None:
+        self._cursor.close()
+        self._cursor = self._cursor_at(sequence)
+
+    def close(self) -> None:
+        """Close the cursor."""
+        self._cursor.close()
 
     def _within_times(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the rows within the ticket's times: from the first one at the start, up to one at the end."""
@@ -222,19 +252,6 @@ class _Reading:
                 end = begin + stop
                 self._stopped_at = batch.column("sequence")[end].as_py()
         return batch.slice(begin, end - begin)
-
-
-def _cursor(log: Log, ticket: Ticket) -> Any:
-    """Return a cursor for a ticket, up to the present end. Raises Unexpected for a start that isn't written yet."""
-    end = log.end()
-    until = ticket.end if ticket.end is not None and ticket.end < end else None
-    start: Any = ticket.begin
-    if until is not None and start == "earliest":
-        start = min(until, log.extent()[0])
-    try:
-        return log.cursor(start, bounded=True, end=until, isolation=ticket.isolation)
-    except OutOfRange:
-        raise Unexpected(f"client {ticket.client}, shard {ticket.shard}: the next record will be {end}, there is no {start}", end) from None
 
 
 def _check_log(log: Log, path: Path, ticket: Ticket) -> None:
@@ -258,39 +275,3 @@ def _pattern(criteria: bytes) -> Callable[[str], bool]:
     if any(character in wanted for character in "*?["):
         return lambda client: fnmatchcase(client, wanted)
     return lambda client: client.startswith(wanted)
-
-
-@contextmanager
-def refusing(root: Path) -> Iterator[None]:
-    """Raise errors as those of Flight, with the data that programs need, and without the hub's own tracebacks."""
-    try:
-        yield
-    except flight.FlightError:
-        raise
-    except Exception as error:
-        known = _as_hub_error(error, root)
-        if not isinstance(error, HubError):
-            logger.error("a reader got the error %s", known, exc_info=None if isinstance(error, KvspoolError | OSError) else error)
-        failure = reading.failure(known)
-        raise _KINDS.get(type(known), flight.FlightServerError)(failure.message, _encode(failure)) from None
-
-
-_KINDS = {
-    NotAllowed: flight.FlightUnauthorizedError,
-    HubFull: flight.FlightUnavailableError,
-    QuotaExceeded: flight.FlightUnavailableError,
-    ShardDamaged: flight.FlightInternalError,
-}
-
-
-def _as_hub_error(error: Exception, root: Path) -> HubError:
-    """Return the HubError for an error of a log."""
-    if isinstance(error, HubError):
-        return error
-    if is_scarce(error):
-        return HubFull(f"the hub lacks space for that now: {shown(error, root)}")
-    if isinstance(error, MemoryError):
-        return HubFull("the hub lacks memory for that now", 1.0)
-    if isinstance(error, KvspoolError | OSError):
-        return ShardDamaged(f"the hub can't continue reading: {shown(error, root)}")
-    return ShardDamaged("the hub failed; its own log has the reason")

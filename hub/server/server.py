@@ -1,192 +1,74 @@
 """The hub over the network: an Arrow Flight server that stores shippers' records and serves them to readers. Needs the extra `hub`.
 
-    client --- TLS ---> proxy ---> backend, a Flight server of its own ---> ingest, read service ---> store
+    client --- TLS ---> listener ---> Flight's methods ---> ingest, read service ---> store
 
-The proxy limits the cost of connections; see `hub.server.proxy`. A backend keeps its certificates for its whole life: new certificates
-start a new backend, and the old one ends with its last connection.
+The listener speaks gRPC and limits the cost of connections and calls; see `hub.server.listener`. It knows neither Flight nor records.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
+import ssl
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
-from pyarrow import flight
+import msgspec
 
 import kvspool
-from hub.errors import HubError
+from hub.client.connection import Security
+from hub.errors import HubError, Malformed, NotAuthenticated
 from hub.protocol import ingest
-from hub.protocol.ingest import LARGEST_BATCH, Level
+from hub.protocol.ingest import LARGEST_BATCH, LARGEST_MESSAGE, Level
 from hub.protocol.status import ClientStatus, HubStatus, ShardStatus
-from hub.root.store import PRIVATE, Store
+from hub.root.catalogue import Catalogue
+from hub.root.store import Store
 from hub.root.trimmer import Keeper
 from hub.security.access import Access
 from hub.security.quotas import Meters, Space
-from hub.server import consumers, read_service, reads
 from hub.server.addresses import needs_tls
 from hub.server.admission import Admission
-from hub.server.authentication import KEY, Authentication, Standing
-from hub.server.calls import Calls
+from hub.server.authentication import Authentication, Standing
+from hub.server.call import Call
 from hub.server.clients import Clients
 from hub.server.consumers import Consumers
 from hub.server.event_log import EventLog
-from hub.server.ingest import IngestSession
+from hub.server.flight import Data, FlightDescriptor, encode_data
+from hub.server.flight_service import FlightService
+from hub.server.ingest import Exchange, IngestSession
 from hub.server.lag_monitor import LagMonitor
 from hub.server.limits import Address, Limits, Reason
+from hub.server.listener import Listener
+from hub.server.openings import Openings
 from hub.server.owners import Owners
 from hub.server.pipelines import Pipelines
-from hub.server.proxy import ProxiedConnection, Target, TcpProxy
+from hub.server.probe import PRINCIPAL, Probe, ProbedAddress
 from hub.server.read_service import ReadService
-from hub.server.reads import Reads
-from hub.server.shard_index import MayRead
-from hub.server.threads import Threads
+from hub.server.tls import server_context
+from hub.server.workers import Workers
 from kvspool import system
-from kvspool.system.descriptor import Descriptor
+from kvspool.engine import sizes
 from kvspool.system.handles import Handle
 
 if TYPE_CHECKING:
     from hub.security.certificates import Certificates
 
 PORT = 7070
-GRACE = 5.0  # seconds that connections have to end when the hub is closed
+GRACE = 5.0  # seconds that calls have to end when the hub is closed
 LEAST_FREE = 1 << 30  # bytes of the disk that stay free
 ROUND = 1.0  # seconds between two checks of certificates and stored bytes
 COUNTED_AT_ONCE = 64  # shards that are counted per round
+FIRST_COUNT = 5.0  # seconds for which a status waits for the first count of all shards
+FLUSHES = 16  # concurrent flushes at the level "disk"
+SHARES = 8  # batches of the largest size that the memory of a hub must suffice for
+_HEADERS = 1 << 16  # bytes of a message besides its batch and its metadata
 logger = logging.getLogger("kvspool.hub")
-
-
-class _Backend(flight.FlightServerBase, Handle):  # type: ignore[misc]
-    """The methods that Flight calls on its own threads. A backend serves with one pair of certificates.
-
-    With TLS it listens on a loopback port, because Flight speaks TLS only over TCP. Without TLS it listens on a Unix socket, which needs
-    less processor time. The socket is created in the hub's private directory and unlinked at once: no other process can reach it, and no
-    file remains.
-    """
-
-    def __init__(self, hub: HubServer, certificates: Certificates | None) -> None:
-        self._hub = hub
-        self.expires = 0 if certificates is None else certificates.not_after  # ns since 1970; 0: it has no certificate
-        self._socket: Descriptor | None = None  # its file
-        self._private: Descriptor | None = None  # the directory, because Flight removes the name at its end, and the socket's file
-        options: dict[str, Any] = {"middleware": {KEY: hub.authentication}}
-        # It serves from here on; Flight's own `serve` would only wait, and install its own signal handlers.
-        if certificates is None:
-            self._serve_on_socket(hub.root / PRIVATE, options)
-            return
-        options["tls_certificates"] = [(certificates.pair.chain, certificates.pair.key)]
-        if certificates.authority is not None:
-            options |= {"verify_client": True, "root_certificates": certificates.authority}
-        super().__init__("grpc+tls://127.0.0.1:0", **options)
-
-    def _serve_on_socket(self, folder: Path, options: dict[str, Any]) -> None:
-        """Serve on a socket in the given folder, or on a loopback port if sockets can't be created there."""
-        self._private = Descriptor(folder, os.O_PATH | os.O_DIRECTORY)
-        name = f"/proc/self/fd/{self._private.number}/backend"  # because the path of a socket has at most 107 bytes
-        try:
-            super().__init__(f"grpc+unix://{name}", **options)
-        except (pa.ArrowException, OSError) as error:  # not every file system has sockets
-            logger.warning("no socket in %s, so the hub takes a loopback port: %s", folder, error)
-            self._close_descriptors()
-            super().__init__("grpc://127.0.0.1:0", **options)
-        else:
-            self._socket = Descriptor(name, os.O_PATH)
-            system.port.remove(Path(name))
-
-    @property
-    def target(self) -> Target:
-        """Return the address for the proxy."""
-        return ("127.0.0.1", self.port) if self._socket is None else f"/proc/self/fd/{self._socket.number}"
-
-    def end(self) -> None:
-        """Wait for the last call, and stop serving."""
-        self.shutdown()
-        self._close_descriptors()
-
-    def _close_descriptors(self) -> None:
-        for file in (self._socket, self._private):
-            if file is not None:
-                file.close()
-        self._socket = self._private = None
-
-    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        """Store a shipper's records."""
-        self._answer(context, lambda caller, connection: self._take_in(context, caller, connection, descriptor, reader, writer))
-
-    def _take_in(self, context: Any, caller: Standing, connection: ProxiedConnection, descriptor: Any, reader: Any, writer: Any) -> None:
-        try:
-            opening = ingest.decode_opening(descriptor.command or b"")
-            self._hub.take_in(caller, connection, opening, reader, writer, context.is_cancelled)
-        except HubError as error:
-            self._hub.authentication.log.warn("refused a call of %s: %s", caller.principal.name, error)
-            writer.write_metadata(ingest.encode(ingest.refusal(error)))  # for a client that reads; one that writes finds the error
-            raise
-
-    def list_flights(self, context: Any, criteria: bytes) -> Any:
-        """Return the list of clients."""
-
-        def list_them(caller: Standing, _: ProxiedConnection) -> Iterator[flight.FlightInfo]:
-            return self._hub.read_service.flights(criteria, self._hub.listing_right(caller), context.is_cancelled)
-
-        return self._answer_once(context, len(criteria), list_them)
-
-    def get_flight_info(self, context: Any, descriptor: Any) -> flight.FlightInfo:
-        """Return the description of a client."""
-        size = len(descriptor.command or b"") + sum(map(len, descriptor.path or []))
-
-        def say(caller: Standing, _: ProxiedConnection) -> flight.FlightInfo:
-            return self._hub.read_service.info(descriptor, self._hub.reading_right(caller), context.is_cancelled)
-
-        return self._answer_once(context, size, say)
-
-    def do_get(self, context: Any, ticket: Any) -> flight.FlightDataStream:
-        """Serve the records of a shard."""
-
-        def read(caller: Standing, connection: ProxiedConnection) -> flight.FlightDataStream:
-            self._hub.authentication.resources(context).enter_context(connection.streaming())
-            # For each batch a client sends a few bytes; more than one byte for each 256 would be abnormal.
-            right = self._hub.reading_right(caller)
-            return self._hub.read_service.read(
-                ticket.ticket, right, lambda size: connection.progress(size >> 8), context.is_cancelled, connection.close
-            )
-
-        return self._answer_once(context, len(ticket.ticket), read)
-
-    def list_actions(self, context: Any) -> list[tuple[str, str]]:
-        """Return the list of actions."""
-        return read_service.ACTIONS + consumers.ACTIONS
-
-    def do_action(self, context: Any, action: Any) -> Any:
-        """Answer a question about the whole hub."""
-        asked = action.type, action.body.to_pybytes()
-        return self._answer_once(context, len(asked[1]), lambda caller, _: self._hub.act(caller, *asked, context.is_cancelled))
-
-    def _answer_once(self, context: Any, size: int, reply: Callable[[Standing, ProxiedConnection], Any]) -> Any:
-        """Answer a reading call with a request of `size` bytes; it counts as one of its caller's calls until the last answer is sent."""
-
-        def answer(caller: Standing, connection: ProxiedConnection) -> Any:
-            resources = self._hub.authentication.resources(context)
-            resources.callback(connection.progress, size)
-            resources.enter_context(self._hub.meters.of(caller.principal.name, caller.principal.quota).call(connection))
-            return reply(caller, connection)
-
-        return self._answer(context, answer)
-
-    def _answer(self, context: Any, answer: Callable[[Standing, ProxiedConnection], Any]) -> Any:
-        """Answer a call of an authenticated caller that came through the proxy."""
-        principal = self._hub.authentication.principal(context)
-        connection = self._hub.proxy.connection(context.peer())
-        if connection is None:
-            raise flight.FlightUnauthenticatedError("not authenticated")
-        connection.authenticated(principal.name)
-        with read_service.refusing(self._hub.root):
-            return answer(self._hub.authentication.standing(context, principal), connection)
 
 
 class HubServer(Handle):
@@ -203,15 +85,15 @@ class HubServer(Handle):
         limits: Limits | None = None,
         least_free: int = LEAST_FREE,
         largest_batch: int = LARGEST_BATCH,
-        most_unread: int = reads.MOST,
-        threads: Threads | None = None,
+        memory: int | None = None,
+        probes: bool = False,
     ) -> None:
         """Open the existing root. Raises RootInUse, LogNotFound, NotALog, AccessError, and ValueError for unsafe options.
 
         access: the callers' rights; an anonymous one is allowed only on a loopback address. certificates: required on other addresses.
         level: durability of an acknowledged record. least_free: bytes of the disk to keep free; with less, records are refused.
-        largest_batch: bytes. most_unread: bytes of batches that were sent to readers and not yet received. threads: limit of threads of
-        this process, if it is used only by the hub.
+        largest_batch: bytes. memory: bytes for all batches, instead of the limits of memory in `limits`. probes: whether the hub probes
+        itself; see `hub.server.probe`.
         """
         if needs_tls(listen[0]) and certificates is None:
             raise ValueError(f"{listen[0]} can be reached from elsewhere, so the hub needs a certificate there")
@@ -221,118 +103,124 @@ class HubServer(Handle):
         self.level: Level = level
         self.certificates = certificates
         self.clients = Clients()
-        self.read_service = ReadService(self.root, level, Reads(most_unread))
+        self.openings = Openings()
+        self.catalogue = Catalogue(self.root)
+        self.read_service = ReadService(self.root, level, self.catalogue)
         self.consumers = Consumers(self.read_service.index)
-        self.store = Store(self.root, self.read_service.index.note)
+        self.store = Store(self.root, self.read_service.index.note, self.catalogue)
+        self.read_service.index.look_up = self.store.look
         self.space = Space(self.root, least_free)
         self.meters = Meters()
         self.owners = Owners()
         self.lag_monitor = LagMonitor(self.root)
         self.pipelines = Pipelines(self.root)
-        self.retention = Keeper(self.root, self._stored)
+        self.retention = Keeper(self.root, self._stored, self.catalogue, self.store.has_sealed)
         self._cuts = EventLog("refused or cut connections")
-        self.proxy = TcpProxy(listen, limits=limits, on_event=self._log_cut)
-        self._threads = threads
-        self.calls = Calls(
-            lambda count: None if threads is None else threads.follow(count), lambda name: self.proxy.cut(name, Reason.FLOOD)
+        self.authentication = Authentication(access, uses_certificates=certificates is not None and certificates.authority is not None)
+        self.service = FlightService(
+            self.root, self.authentication, self.meters, self.read_service, self.consumers, self._exchange
         )
-        self.authentication = Authentication(
-            access,
-            uses_certificates=certificates is not None and certificates.authority is not None,
-            address=self._remote,
-            calls=self.calls,
+        self.listener = Listener(
+            self.service,
+            listen,
+            context=None if certificates is None else lambda: self._context,
+            limits=_limits(limits or Limits(), largest_batch, memory),
+            on_event=self._log_cut,
         )
+        self._flushers = Workers(FLUSHES, "hub flush")
+        self.probe = Probe(self.root, self.read_service.index, self._probed_address) if probes else None
+        self._probe_token = access.add_own(PRINCIPAL, self.probe.client) if self.probe is not None else None
         self._largest = largest_batch
-        self._backend: _Backend | None = None
-        self._is_outdated = False  # the backend's certificates are no longer the newest ones
+        self._context: ssl.SSLContext  # of new connections
+        self._expires = 0  # when the served certificate ends, ns since 1970; 0 without one
+        self._is_outdated = False  # the served certificates are no longer the newest ones
         self._exchange_error = ""
         self._started = 0
         self._is_over = threading.Event()
+        self._is_counted = threading.Event()  # every shard was counted once
         self._keeper = threading.Thread(target=self._keep, name="hub keeper", daemon=True)
 
     # Serving.
 
     def start(self) -> HubServer:
         """Start to serve. Raises OSError if the address can't be listened on."""
-        self._backend = _Backend(self, self.certificates)
-        self.proxy.retarget(self._backend.target)
-        try:
-            self.proxy.start()
-        except BaseException:
-            self._backend.end()
-            raise
+        self._serve_certificates()
+        self.listener.start()
         self._started = system.port.now()
         self.store.count(0)
         self._keeper.start()
-        if self._threads is not None and not self._threads.start():
-            logger.warning("the kernel doesn't limit root's threads: run the hub as another user, or limit them by its cgroup")
+        if self.probe is not None:
+            self.probe.start()
         return self
 
     @property
     def location(self) -> str:
         """Return the address for clients on this host."""
-        host, port = self.proxy.address
+        host, port = self.listener.address
         scheme = "grpc" if self.certificates is None else "grpc+tls"
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
-    def reading_right(self, caller: Standing) -> MayRead:
-        """Return the predicate of the clients that a caller may read during its call."""
-        return caller.may_read
-
-    def listing_right(self, caller: Standing) -> MayRead:
-        """Return the predicate of the clients that a caller may list during its call."""
-        return caller.may_list
-
-    def act(self, caller: Standing, kind: str, body: bytes, is_over: Callable[[], bool]) -> Iterator[bytes]:
-        """Return the answer of an action to a caller. is_over: whether the caller is gone."""
-        may_read = self.reading_right(caller)
-        if kind in (name for name, _ in consumers.ACTIONS):
-            return iter([self.consumers.act(kind, body, caller.principal, may_read)])
-        return self.read_service.act(kind, body, may_read, is_over)
-
-    def take_in(
-        self,
-        caller: Standing,
-        connection: ProxiedConnection,
-        opening: ingest.Opening,
-        reader: Any,
-        writer: Any,
-        is_over: Callable[[], bool],
-    ) -> None:
-        """Serve one call of a shipper. is_over: whether it is gone. Raises HubError if the whole call is refused."""
-        guard = Admission(caller, connection, self.meters, self.space, self.store, is_over)
+    async def _exchange(self, call: Call, caller: Standing) -> None:
+        """Serve one call of a shipper."""
+        name = caller.principal.name
         try:
-            guard.begin(opening.client, opening.bits)
+            first = await _first(call)
+            await self._take_in(call, caller, ingest.decode_opening(FlightDescriptor.parse(first.descriptor).command), first)
+        except HubError as error:
+            self.authentication.log.warn("refused a call of %s: %s", name, error)
+            if not isinstance(error, NotAuthenticated):  # for a client that reads; one that writes finds the error
+                await call.write(encode_data(metadata=ingest.encode(ingest.refusal(error))))
+            raise
+
+    async def _take_in(self, call: Call, caller: Standing, opening: ingest.Opening, first: Data) -> None:
+        """Serve an opened call, until a later one of the same client takes its place."""
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+
+        def end() -> None:
+            guard.supersede()
+            loop.call_soon_threadsafe(task.cancel)
+
+        def take_over() -> None:
             client = self.clients.of(opening.client)
-            session = IngestSession(self.store, self.level, guard, opening, client, self._largest)
-            client.connected(1)
+            taken.callback(client.end_call, end)
+            client.take_over([(log.index, log.id) for log in opening.logs], end)
+
+        store = self.store if self.probe is None or opening.client != self.probe.client else self.probe.store
+        with ExitStack() as taken:
+            guard = taken.enter_context(closing(Admission(caller, self.meters, self.space, store)))
             try:
-                session.run(reader, writer)
-            finally:
-                client.connected(-1)
-                if not session.is_done:
-                    logger.info("the connection of %s was cut", opening.client)
+                await call.run(guard.begin, opening.client, opening.bits, take_over)
+                await self._ship(call, guard, store, opening, first)
+            except asyncio.CancelledError:
+                if call.cancelled.is_set() or not guard.is_superseded:
+                    raise
+                task.uncancel()
+                raise guard.superseded() from None
+
+    async def _ship(self, call: Call, guard: Admission, store: Store, opening: ingest.Opening, first: Data) -> None:
+        client = self.clients.of(opening.client)
+        session = IngestSession(store, self.level, guard, opening, client, self._largest)
+        is_done = False
+        client.connected(1)
+        try:
+            is_done = await Exchange(call, session, self._flushers, self.openings).run(first)
         finally:
-            guard.close()
+            client.connected(-1)
+            if not is_done:
+                logger.info("the connection of %s was cut", opening.client)
 
     def close(self, grace: float = GRACE) -> None:
         """End all calls, after up to `grace` seconds, and release the root. Acknowledged records are kept."""
         self._is_over.set()
+        if self.probe is not None:
+            self.probe.close()
         if self._keeper.is_alive():
             self._keeper.join()
         self.read_service.close()
-        if self._threads is not None:
-            self._threads.close()
-        if self._backend is not None:
-            self.proxy.close(grace)
-            self._backend.end()
-        self.calls.restore_switch_interval(at_once=True)
+        self.listener.close(grace)
+        self._flushers.close()
         self.store.close()
-
-    def _remote(self, peer: str) -> str:
-        """Return the address of a client, for the log."""
-        connection = self.proxy.connection(peer)
-        return "unknown" if connection is None else f"{connection.remote[0]} port {connection.remote[1]}"
 
     def _log_cut(self, reason: Reason, remote: Address) -> None:
         self._cuts.warn("%s port %s: %s", *remote, reason)
@@ -340,7 +228,7 @@ class HubServer(Handle):
     def _keep(self) -> None:
         """Count stored bytes; from time to time check certificates, quotas, readers and retention."""
         self._care(self._count_all)
-        works = self._look_at_threads, self._exchange_certificates, self._count_stored, self._look_at_readers, self.retention.round
+        works = self._exchange_certificates, self._count_stored, self._look_at_readers, self.retention.round
         while True:
             for work in works:
                 self._care(work)
@@ -355,8 +243,11 @@ class HubServer(Handle):
 
     def _count_all(self) -> None:
         """Count every shard once, in parallel with the first calls; until then, shards without a shipper count as empty."""
-        while self.store.count(COUNTED_AT_ONCE) and not self._is_over.is_set():
-            pass
+        try:
+            while self.store.count(COUNTED_AT_ONCE) and not self._is_over.is_set():
+                pass
+        finally:
+            self._is_counted.set()
 
     def _exchange_certificates(self) -> None:
         """Use new certificates, if there are any, for new connections; if that fails, a later round retries."""
@@ -366,18 +257,21 @@ class HubServer(Handle):
         if not self._is_outdated:
             return
         try:
-            new = _Backend(self, self.certificates)
-        except (pa.ArrowException, OSError) as error:
+            self._serve_certificates()
+        except (OSError, ValueError) as error:  # of the system, or of OpenSSL
             words = f"the new certificate isn't served yet; the previous one is still in use: {error}"
             if words != self._exchange_error:
                 logger.error("%s", words)
             self._exchange_error = words
             return
-        old, self._backend = self._backend, new
         self._is_outdated, self._exchange_error = False, ""
-        self.proxy.retarget(new.target)
-        assert old is not None
-        threading.Thread(target=old.end, name="hub retired backend", daemon=True).start()  # waits for its last call
+
+    def _serve_certificates(self) -> None:
+        """Use the present certificates for new connections. Raises OSError."""
+        if self.certificates is not None:
+            pair, expires = self.certificates.pair, self.certificates.not_after
+            self._context = server_context(pair.chain, pair.key, self.certificates.authority)
+            self._expires = expires
 
     def _count_stored(self) -> None:
         """Count some of the shards, and give the results to the quotas."""
@@ -390,11 +284,6 @@ class HubServer(Handle):
         for principal in writers:
             self.meters.of(principal.name, principal.quota).stored = stored[principal.name]
 
-    def _look_at_threads(self) -> None:
-        self.calls.restore_switch_interval()
-        if self._threads is not None:
-            self._threads.look()
-
     def _look_at_readers(self) -> None:
         self.lag_monitor.look(self.store.sizes())
         self.pipelines.look()
@@ -406,9 +295,11 @@ class HubServer(Handle):
     # Maintenance.
 
     def status(self) -> HubStatus:
-        """Return the hub's current state."""
+        """Return the hub's current state. Just after the start it waits for the first count of all shards, but not for long."""
+        if self._keeper.is_alive():
+            self._is_counted.wait(FIRST_COUNT)
         space = os.statvfs(self.root)
-        cut = self.proxy.stats()
+        cut = self.listener.stats()
         return HubStatus(
             root=str(self.root),
             version=kvspool.__version__,
@@ -420,9 +311,12 @@ class HubServer(Handle):
             free_bytes=space.f_bavail * space.f_frsize,
             disk_bytes=space.f_blocks * space.f_frsize,
             least_free=self.space.low,
-            certificate_expires=0 if self._backend is None else self._backend.expires,
+            certificate_expires=self._expires,
             connections=cut.open,
             cut={str(reason): count for reason, count in (Counter(cut.refused) + Counter(cut.cut)).items()},
+            calls=cut.calls,
+            threads=threading.active_count(),
+            refusals={"calls": cut.refused_calls, "openings": self.openings.refused},
             clients=self._client_statuses(),
             readers=self.lag_monitor.statuses,
             pipelines=self.pipelines.statuses,
@@ -435,12 +329,27 @@ class HubServer(Handle):
             yield self.certificates.error
         yield self._exchange_error
         yield self.retention.error
+        yield self.probe.trouble() if self.probe is not None else None
+
+    def _probed_address(self) -> ProbedAddress:
+        """Return where the probe connects: to the hub's own listener, by the certificate that it serves."""
+        host, port = self.listener.address
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        token = None if self._probe_token is None or self.authentication.access.is_anonymous else self._probe_token.reveal()
+        if self.certificates is None:
+            return ProbedAddress(f"grpc://{address}", Security(token))
+        if self.certificates.authority is not None:
+            return ProbedAddress(None)
+        pair = self.certificates.pair
+        return ProbedAddress(f"grpc+tls://{address}", Security(token, pair.chain, server_name=next(iter(pair.certificate.names), None)))
 
     def _client_statuses(self) -> list[ClientStatus]:
         writers = self.authentication.access.writers()
         found = []
         for name, shards in self.store.sizes().items():
             client = self.clients.of(name)
+            lags = {index: client.behind(index) for index in shards}
             found.append(
                 ClientStatus(
                     client=name,
@@ -455,7 +364,8 @@ class HubServer(Handle):
                             used=sizes.used,
                             lost=client.lost[index],
                             last_timestamp=sizes.last_timestamp,
-                            behind=client.behind(index),
+                            behind=lags[index].records,
+                            behind_is_estimate=lags[index].is_estimate,
                         )
                         for index, sizes in sorted(shards.items())
                     ],
@@ -476,3 +386,25 @@ class HubServer(Handle):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+async def _first(call: Call) -> Data:
+    """Return the first message of a shipper. Raises Malformed."""
+    message = await call.read()
+    if message is None:
+        raise Malformed("a call without a message")
+    with message:
+        if len(message) > 2 * LARGEST_MESSAGE:
+            raise Malformed(f"a first message of {len(message)} bytes")
+        return Data.parse(bytes(message.data))
+
+
+def _limits(limits: Limits, largest: int, memory: int | None) -> Limits:
+    """Return the limits of a hub that accepts batches of `largest` bytes. Raises ValueError for too little memory."""
+    limits = msgspec.structs.replace(limits, message_bytes=largest + LARGEST_MESSAGE + _HEADERS)
+    if memory is None:
+        return limits
+    if memory < SHARES * largest:
+        raise ValueError(f"a hub needs memory for {SHARES} batches of {sizes.show(largest)}, not {sizes.show(memory)}")
+    part = memory // 8
+    return msgspec.structs.replace(limits, received_bytes=3 * part, working_bytes=2 * part, unsent_bytes=3 * part)

@@ -1,27 +1,33 @@
 """The shard index: the end of each shard under a hub root, and its changes, which mirrors request for all shards at once.
 
-The hub notes its own writes (`note`). Writes and trims of local processes are found by a check of every shard from time to time, while a
-caller waits for changes.
+The hub notes its own writes (`note`). Writes and trims of local processes are found by a check of every shard. Each listing makes one, and
+callers that wait for changes make one from time to time. A check opens only shards whose files have changed. So a listing of thousands of
+shards takes less than a second.
 """
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import logging
 import threading
 from collections.abc import Callable, Collection
+from contextlib import closing
+from functools import partial
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from hub.client_ids import check_client
 from hub.errors import NotFound
 from hub.protocol.reading import Changes, ShardState
-from hub.root.store import generations, root_id
-from hub.server.reads import gone
+from hub.root.catalogue import Catalogue
+from hub.root.file_version import JournalVersion
+from hub.root.store import CountedShard, generations, root_id
 from kvspool import system
 from kvspool.errors import KvspoolError
 from kvspool.options import TIMEOUT
 from kvspool.system.handles import Handle
-from shard import descriptors, route
+from shard import descriptors
 from shard.errors import ShardError
 from shard.merged import Log
 from shard.shardset import open_shard
@@ -32,22 +38,36 @@ GATHER = 0.005  # seconds to gather simultaneous changes
 MOST_OPEN = 512  # logs kept open between two checks; the others are opened each time
 SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT)  # there may be room later
 MayRead = Callable[[str], bool]
-IsOver = Callable[[], bool]  # whether the caller of a call is gone
-POLL = 0.5  # seconds between two checks whether a waiting caller is still connected
 Key = tuple[str, int]
+T = TypeVar("T")
+LookUp = Callable[[str, int], CountedShard | None]
 logger = logging.getLogger("kvspool.hub")
 
 
-class ShardIndex(Handle):
-    """The states of all shards under a root. Its methods can be called by several threads."""
+class Runs(Protocol):
+    """Calls a function on a thread; see `Call.run`."""
 
-    def __init__(self, root: Path) -> None:
+    async def __call__(self, work: Callable[..., T], /, *arguments: object) -> T: ...
+
+
+class ShardIndex(Handle):
+    """The states of all shards under a root. Its coroutines are for one event loop, its functions for any thread."""
+
+    def __init__(self, root: Path, catalogue: Catalogue | None = None) -> None:
+        """catalogue: that of the root, if the caller has one."""
         self.root = root
+        self.look_up: LookUp = lambda client, index: None  # the content of a shard, as the hub's store knows it
+        self._catalogue = Catalogue(root) if catalogue is None else catalogue
+        self._found_at = -1  # the catalogue's changes when the paths were found
+        self._versions: dict[Key, JournalVersion | None] = {}  # before the states were found
+        self._sizes: dict[Key, int] = {}  # bytes of the shards, if known
         self.root_id = root_id(root)
         self._run = system.port.random(8).hex()  # tokens of another run are invalid
         self._noted: set[Key] = set()
-        self._changed = threading.Condition()
-        self._looking = threading.Lock()  # one thread at a time checks; later changes are left to the next one
+        self._waiting: list[Callable[[], object]] = []  # wake the coroutines that wait for a change
+        self._noting = threading.Lock()
+        self._turn = asyncio.Lock()  # one coroutine at a time checks; the others take no thread meanwhile
+        self._looking = threading.Lock()
         self._paths: dict[Key, tuple[int, Path]] = {}  # with the bits
         self._logs: dict[Key, tuple[str, Log]] = {}  # with the identity of its directory
         self._states: dict[Key, tuple[int, ShardState]] = {}  # with its version
@@ -58,30 +78,52 @@ class ShardIndex(Handle):
 
     def note(self, client: str, index: int) -> None:
         """Note that something was stored in a shard."""
-        with self._changed:
-            self._noted.add((client, index))
-            self._changed.notify_all()
+        self._wake((client, index))
 
-    def changes(self, since: str, wait: float, may_read: MayRead, is_over: IsOver = lambda: False) -> Changes:
-        """Return the changes since a token, of clients that may be read; waits up to `wait` seconds for one.
+    def _wake(self, *changed: Key) -> None:
+        with self._noting:
+            self._noted.update(changed)
+            waiting, self._waiting = self._waiting, []
+        for wake in waiting:
+            wake()
 
-        is_over: asked from time to time whether the caller is gone.
-        """
+    async def changes(self, since: str, wait: float, may_read: MayRead, run: Runs) -> Changes:
+        """Return the changes since a token, of clients that may be read; waits up to `wait` seconds for one."""
         deadline = system.port.monotonic() + wait
         while True:
-            token, found = self._since(since, may_read, is_over)
+            token, found = await self._since(since, may_read, run)
             left = deadline - system.port.monotonic()
-            if found or left <= 0 or self._is_closed or is_over():
+            if found or left <= 0 or self._is_closed:
                 return Changes(self.root_id, token, found)
-            with self._changed:
-                is_noted = self._changed.wait_for(lambda: self._noted or self._is_closed, min(left, self._rest, POLL))
-            if is_noted and not self._is_closed:
-                system.port.sleep(GATHER)
+            if await self._is_noted(min(left, self._rest)):
+                await asyncio.sleep(GATHER)
 
-    def states(self, may_read: MayRead, is_over: IsOver = lambda: False) -> dict[str, list[ShardState]]:
-        """Return the shards of each client that may be read, in order. Raises HubFull if the caller is gone."""
+    def look(self, since: str, may_read: MayRead) -> Changes:
+        """Return the changes since a token, of clients that may be read. It blocks, but doesn't wait for a change."""
+        return Changes(self.root_id, *self._changed_since(since, may_read))
+
+    async def _is_noted(self, seconds: float) -> bool:
+        """Wait for a noted change. Return whether there was one."""
+        loop, noted = asyncio.get_running_loop(), asyncio.Event()
+        with self._noting:
+            if self._noted or self._is_closed:
+                return not self._is_closed
+            wake = partial(loop.call_soon_threadsafe, noted.set)
+            self._waiting.append(wake)
+        try:
+            await asyncio.wait_for(noted.wait(), seconds)
+        except TimeoutError:
+            return False
+        finally:
+            with self._noting:
+                if wake in self._waiting:
+                    self._waiting.remove(wake)
+        return not self._is_closed
+
+    async def states(self, may_read: MayRead, run: Runs) -> dict[str, list[ShardState]]:
+        """Return the shards of each client that may be read, in order."""
         found: dict[str, list[ShardState]] = {}
-        for state in self._since("", may_read, is_over)[1]:
+        for state in (await self._since("", may_read, run))[1]:
             found.setdefault(state.client, []).append(state)
         return found
 
@@ -94,49 +136,52 @@ class ShardIndex(Handle):
 
     def paths(self, keys: Collection[Key]) -> dict[Key, Path]:
         """Return the directories of those shards that exist. The root is listed at most once, for any number of unknown keys."""
-        with self._looking:
-            if not all(self._is_there(key) for key in keys):
+        if not all(self._is_there(key) for key in keys):
+            with self._looking:
                 self._find_paths()
-            return {key: self._paths[key][1] for key in keys if key in self._paths}
+        paths = self._paths
+        return {key: paths[key][1] for key in keys if key in paths}
 
     def _is_there(self, key: Key) -> bool:
-        return key in self._paths and system.port.look_up(self._paths[key][1]) is not None
+        found = self._paths.get(key)
+        return found is not None and system.port.look_up(found[1]) is not None
 
     def close(self) -> None:
         """End all waits, and close all files."""
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify_all()
+        self._is_closed = True
+        self._wake()
         with self._looking:
+            self._catalogue.close()
             while self._logs:
                 self._logs.popitem()[1][1].close()
 
-    def _since(self, since: str, may_read: MayRead, is_over: IsOver) -> tuple[str, list[ShardState]]:
-        """Return a new token, and the changes since the given one. Raises HubFull if the caller is gone."""
-        while not self._looking.acquire(timeout=POLL):
-            if is_over():
-                raise gone()
-        try:
+    async def _since(self, since: str, may_read: MayRead, run: Runs) -> tuple[str, list[ShardState]]:
+        """Return a new token, and the changes since the given one."""
+        async with self._turn:
+            return await run(self._changed_since, since, may_read)
+
+    def _changed_since(self, since: str, may_read: MayRead) -> tuple[str, list[ShardState]]:
+        with self._looking:
             run, _, version = since.partition(".")
             known = int(version) if run == self._run and version.isascii() and version.isdigit() and len(version) < 20 else 0
             if not self._is_closed:
                 self._look(at_all=not known)
             new = [state for changed, state in self._states.values() if changed > known]
             token = f"{self._run}.{self._version}"
-        finally:
-            self._looking.release()
         clients = {client for client in {state.client for state in new} if may_read(client)}
         return token, sorted((state for state in new if state.client in clients), key=lambda state: (state.client, state.shard))
 
     def _look(self, *, at_all: bool) -> None:
         """Check the shards with noted changes; all of them if requested or due."""
-        with self._changed:
+        with self._noting:
             noted, self._noted = self._noted, set()
         began = system.port.monotonic()
         if at_all or began >= self._next_look or not noted <= self._paths.keys():
             self._find_paths()
             noted = set(self._paths)
         for key in noted & self._paths.keys():
+            if key in self._states and (version := self._versions.get(key)) is not None and version.is_current:
+                continue
             state = self._state(key, *self._paths[key])
             if key not in self._states or self._states[key][1] != state:
                 self._version += 1
@@ -148,27 +193,41 @@ class ShardIndex(Handle):
 
     def _find_paths(self) -> None:
         """Find the shards under the root, and forget removed ones. Incomplete sets are ignored."""
-        self._paths = {}
-        for client, found in route.scan(self.root).items():
+        clients = self._catalogue.clients()
+        if self._catalogue.changes == self._found_at:
+            return
+        self._found_at = self._catalogue.changes
+        paths: dict[Key, tuple[int, Path]] = {}
+        for client, found in clients.items():
             try:
                 check_client(client)
-                self._paths |= {(client, index): (found.bits, path) for index, path in found.paths(self.root)}
+                paths |= {(client, index): (found.bits, path) for index, path in found.paths(self.root)}
             except ShardError as error:
                 logger.warning("%s: %s", self.root, error)
             except ValueError:
                 continue  # not a client's
-        for key in [key for key in self._states if key not in self._paths]:
-            del self._states[key]
-        for key in [key for key in self._logs if key not in self._paths]:
+        self._paths = paths  # at once: other threads use it without the lock
+        for known in (self._states, self._versions, self._sizes):
+            for key in known.keys() - paths.keys():
+                known.pop(key)
+        for key in self._logs.keys() - paths.keys():
             self._close_log(key)
 
     def _state(self, key: Key, bits: int, path: Path) -> ShardState:
-        """Check one shard. Its end is read first, so that the generations describe all records before it."""
+        """Check one shard. Its version is read first, then its end, so that the generations describe all records before it."""
+        counted = self.look_up(*key)
+        if counted is not None and counted.version is not None:
+            self._versions[key], self._sizes[key] = counted.version, counted.sizes.used
+            first = counted.sizes.first
+            return ShardState(key[0], bits, key[1], first, max(first, counted.sizes.next), list(counted.logs))
+        self._versions.pop(key, None)
+        self._sizes.pop(key, None)
         try:
             log = self._log(key, path)
             try:
+                version = JournalVersion.of(log)
                 first, end = log.extent()
-                return ShardState(key[0], bits, key[1], first, end, generations(log, path, end))
+                state = ShardState(key[0], bits, key[1], first, end, generations(log, path, end))
             finally:
                 if key not in self._logs:
                     log.close()
@@ -177,6 +236,23 @@ class ShardIndex(Handle):
             if is_scarce(error):
                 raise  # not an error of the shard
             return ShardState(key[0], bits, key[1], 0, 0, [], shown(error, self.root))
+        self._versions[key] = version
+        return state
+
+    def used(self, state: ShardState) -> int:
+        """Return the bytes of a shard's records, as of its state; 0 if they can't be read."""
+        key = state.client, state.shard
+        known = self._sizes.get(key)
+        if known is not None:
+            return known
+        try:
+            with closing(open_shard(self.path(*key), TIMEOUT)) as log:
+                used = int(log.stats().used)
+        except (KvspoolError, OSError):
+            return 0  # its state has the error
+        if self._versions.get(key) is not None:
+            self._sizes[key] = used
+        return used
 
     def _log(self, key: Key, path: Path) -> Log:
         """Return the log of a shard, reopened if it was recreated; it is kept open if there are not too many."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from hub.errors import HubFull, QuotaExceeded, Unreachable
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 TIMEOUT = 60.0  # longest outage of a hub, in seconds
 CALL = 5.0  # seconds for an answer that isn't a stream
-STREAM = 30.0  # seconds after which a stream is ended and continued by another one, because a broken network is not reported
+STREAM = 30.0  # longest stream, in seconds
 FIRST_BACKOFF, LONGEST_BACKOFF = 0.1, 5.0  # seconds
 LATER = (Unreachable, HubFull, QuotaExceeded)  # transient errors
 _logger = logging.getLogger("kvspool")
@@ -33,6 +34,11 @@ class HubEndpoint:
     credentials: Credentials = Credentials()
     timeout: float = TIMEOUT
 
+    @property
+    def stream(self) -> float:
+        """Return the seconds after which a stream is ended and continued by another one, because a broken network is not reported."""
+        return min(STREAM, max(CALL, self.timeout))
+
     def connect(self) -> RemoteHub:
         """Return the hub, with the current content of the files with secrets. Raises AccessError, OSError, Unreachable."""
         from hub.client.remote import RemoteHub
@@ -41,17 +47,29 @@ class HubEndpoint:
 
 
 class Backoff:
-    """Pauses between attempts, up to a time limit."""
+    """Pauses between attempts, up to a time limit.
 
-    def __init__(self, endpoint: HubEndpoint) -> None:
+    A failed task is repeated, usually three times, and would wait each time. An earlier attempt of a
+    repeated task has waited. So it waits only until `timeout` after the last answer to the driver, unless the hub answers.
+    """
+
+    def __init__(self, endpoint: HubEndpoint, answered: float | None = None) -> None:
+        """answered: when the hub last answered the driver, in seconds since 1970, for a repeated task."""
         self._endpoint = endpoint
         self.succeeded()
+        self._answered: float | None = answered
 
     def succeeded(self) -> None:
         """Reset the pauses, because the hub has answered."""
         self._backoff = FIRST_BACKOFF
         self._since: float | None = None
+        self._answered = None
+        self._began = system.port.monotonic()
         self.retry_at = 0.0
+
+    def begin(self) -> None:
+        """Note that the hub is asked from now on. Until the first failure it was idle: that doesn't count as an outage."""
+        self._began = system.port.monotonic()
 
     def failed(self, error: Exception) -> None:
         """Note a failed attempt, and set `retry_at` for the next one.
@@ -62,23 +80,35 @@ class Backoff:
 
         now = system.port.monotonic()
         if self._since is None:
-            self._since = now
+            self._since = self._began
         elif self._backoff == 2 * FIRST_BACKOFF:  # the first attempt may have used an old connection
             _logger.warning("%s doesn't answer; retrying for %g s: %s", self._endpoint.location, self._endpoint.timeout, error)
-        if now - self._since >= self._endpoint.timeout:
-            raise self._given_up(error, now - self._since) from None
+        waited = now - self._since
+        if self._answered is not None and self._backoff > FIRST_BACKOFF:  # the first attempt may have used an old connection
+            waited = max(waited, system.port.now() / 1e9 - self._answered)
+        if waited >= self._endpoint.timeout:
+            raise self._given_up(error, waited) from None
         self.retry_at = now + min(max(jittered(self._backoff), getattr(error, "retry_after", None) or 0.0), LONGEST_BACKOFF)
         self._backoff = min(2 * self._backoff, LONGEST_BACKOFF)
 
     def _given_up(self, error: Exception, seconds: float) -> Exception:
         if isinstance(error, HubFull | QuotaExceeded):
             return type(error)(f"[KVSPOOL_HUB_REFUSES] {self._endpoint.location} has answered for {seconds:.0f} s: {error}")
-        words = f"[KVSPOOL_HUB_UNREACHABLE] {self._endpoint.location} has been unreachable for {seconds:.0f} s: {error}"
+        since = datetime.fromtimestamp(system.port.now() / 1e9 - seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        words = f"[KVSPOOL_HUB_UNREACHABLE] {self._endpoint.location}: hub unreachable since {since}, for {seconds:.0f} s: {error}"
         return Unreachable(f"{words}; start it, check the network, or increase the option hubTimeout")
 
     def pause(self) -> None:
         """Wait until the next attempt is due."""
         system.port.sleep(max(0.0, self.retry_at - system.port.monotonic()))
+
+
+def is_repeated() -> bool:
+    """Return whether this process runs a task that has failed before."""
+    from pyspark import TaskContext
+
+    task = TaskContext.get()
+    return task is not None and task.attemptNumber() > 0
 
 
 _connections: dict[HubEndpoint, tuple[int, RemoteHub]] = {}  # with the process that created it

@@ -1,7 +1,7 @@
 """Shards on this host: one log, the shard sets under a root, or the clients of a hub root.
 
 The driver keeps the logs open and checks them often. Without changes that costs a few loads for a spool, and three `stat` for a journal. A
-directory is listed again only after its modification time has changed. A task opens a log by its path, takes no lock, and keeps a spool
+directory is listed again only after its modification time has changed. A task opens a log by its path, takes no lock, and keeps it
 open for the next task of its process.
 
 **New and removed logs.** The next look finds a new client or shard; a set that is being created is read as far as it exists. A removed one
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -24,9 +25,8 @@ from hub.root.file_version import UNSTABLE, FileVersion
 from hub.spark.errors import DataLossError
 from hub.spark.selection import ALL, Selection
 from hub.spark.shards import Extent, ShardKey, ShardRange
-from kvspool import Gap, Spool, system
+from kvspool import Gap, system
 from kvspool.errors import LogNotFound, NotALog
-from kvspool.journal import Journal
 from kvspool.journal.files import LEFTOVERS
 from kvspool.opening import logs
 from kvspool.options import TIMEOUT, Isolation
@@ -38,11 +38,11 @@ from shard.shardset import open_shard
 if TYPE_CHECKING:
     import pyarrow
 
-MOST_OPEN = 64  # spools that a worker process keeps open
+MOST_OPEN = 64  # logs that a worker process keeps open
 AGAIN = 0.5  # seconds between two checks of names that are no shards yet
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
-_spools: OrderedDict[Path, Spool] = OrderedDict()  # a worker process runs many tasks; its logs stay open between them
+_logs: OrderedDict[Path, Log] = OrderedDict()  # a worker process runs many tasks; its logs stay open between them
 
 
 @dataclass(frozen=True)
@@ -55,17 +55,9 @@ class LocalRange(ShardRange):
         """See `ShardRange.batches`."""
         from kvspool import arrow
 
-        log = self._open()
-        try:
-            cursor = log.cursor(self.first, bounded=True, end=self.end)
-            try:
-                count = self.end - self.first
-                yield from arrow.batches(cursor, count, min(count, arrow.BATCH))
-            finally:
-                cursor.close()
-        finally:
-            if not isinstance(log, Spool):
-                log.close()
+        with closing(self._open().cursor(self.first, bounded=True, end=self.end)) as cursor:
+            count = self.end - self.first
+            yield from arrow.batches(cursor, count, min(count, arrow.BATCH))
 
     def _open(self) -> Log:
         log = _opened(Path(self.path))
@@ -78,23 +70,20 @@ class LocalRange(ShardRange):
 
 
 def _opened(path: Path) -> Log:
-    """Return the log at a path; a spool that this process has already open, if it still exists."""
-    spool = _spools.pop(path, None)
-    if spool is not None and not spool.closed and not spool.has_vanished():
-        _spools[path] = spool
-        return spool
-    log = open_shard(path, TIMEOUT)
-    if isinstance(log, Spool):
-        _spools[path] = log
-        if len(_spools) > MOST_OPEN:
-            _spools.popitem(last=False)  # it closes with the last iterator that reads it
+    """Return the log at a path; one that this process has already open, if it still exists."""
+    log = _logs.pop(path, None)
+    if log is None or log.closed or log.has_vanished():
+        log = open_shard(path, TIMEOUT)
+    _logs[path] = log
+    if len(_logs) > MOST_OPEN:
+        _logs.popitem(last=False)  # it closes with the last iterator that reads it
     return log
 
 
 def close_logs() -> None:
     """Close the logs that this process keeps open for its next task."""
-    while _spools:
-        _spools.popitem()[1].close()
+    while _logs:
+        _logs.popitem()[1].close()
 
 
 class LocalShards:
@@ -175,7 +164,7 @@ class LocalShards:
 
     def has_ordered_times(self, key: ShardKey) -> bool:
         """See `SparkShards.has_ordered_times`."""
-        return isinstance(self._log(key), Spool)
+        return self._log(key).room.is_ordered
 
     def range(self, key: ShardKey, first: int, end: int) -> LocalRange:
         """See `SparkShards.range`."""
@@ -291,8 +280,8 @@ class _Look:
         self._paths: list[Path] = []  # their paths
 
     def refresh(self) -> None:
-        """Open the log, or another one that has replaced it; `extent` examines a journal."""
-        if isinstance(self.log, Spool) and self.log.has_vanished():
+        """Open the log, or another one that has replaced it."""
+        if self.log is not None and not self._paths and self.log.has_vanished():  # its files show the same
             self.close()
         if self.log is None:
             self._open()
@@ -312,9 +301,7 @@ class _Look:
         """Return the extent of the log; None if there is no log."""
         log = self.log
         try:
-            if isinstance(log, Spool):
-                return self._noted(*log.extent(isolation))
-            return None if log is None else self._of_journal(log, isolation)
+            return None if log is None else self._examined(log, isolation)
         except LogNotFound:
             self.close()
             return None
@@ -325,21 +312,22 @@ class _Look:
             known = self._extent = Extent(first, end, self._log_id)
         return known
 
-    def _of_journal(self, log: Journal, isolation: Isolation) -> Extent | None:
-        """Examine the journal again only if one of its files has changed."""
+    def _examined(self, log: Log, isolation: Isolation) -> Extent | None:
+        """Examine the log; if that costs more than a look at its files, only after one of them has changed."""
         versions = [FileVersion.of(path) for path in self._paths]
         if versions and versions == self._versions:
             return self._extent
-        directory = FileVersion.of(log.segments_apart().directory)
-        if [directory] != self._versions[:1]:  # another segment, or another journal: our knowledge of it may be outdated
+        paths = log.extent_files()
+        directory = [FileVersion.of(path) for path in paths[:1]]
+        if directory != self._versions[:1]:  # another segment, or another journal: our knowledge of it may be outdated
             self.close()
             self._open()
-            if not isinstance(self.log, Journal):
+            if self.log is None:
                 return None
             log = self.log
-        segments = log.segments_apart()
-        self._paths = [segments.directory, log.format.lock_file(log.path), segments.path_of(log.bases()[-1])]
-        versions = [directory, *map(FileVersion.of, self._paths[1:])]  # taken before the look: the next one sees later changes
+            paths = log.extent_files()
+        self._paths = paths
+        versions = [*directory, *map(FileVersion.of, paths[1:])]  # taken before the look: the next one sees later changes
         self._versions = [version if version is None or version.is_stable else UNSTABLE for version in versions]
         return self._noted(*log.extent(isolation))
 

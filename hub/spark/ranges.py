@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from hub.errors import Fenced, Malformed, NotAllowed, NotFound, ShardDamaged, Unexpected
 from hub.protocol.reading import Ticket
 from hub.root.store import PRIVATE, generations
-from hub.spark.endpoints import LATER, STREAM, Backoff, HubEndpoint, connected, disconnect
+from hub.spark.endpoints import LATER, Backoff, HubEndpoint, connected, disconnect, is_repeated
 from hub.spark.errors import DataLossError
 from hub.spark.shards import ShardRange
 from kvspool import Gap
@@ -33,13 +33,16 @@ if TYPE_CHECKING:
 
 
 class Part(NamedTuple):
-    """A hub's part of a shard: the sequences first..end-1. root: id of the hub's root; bits: the client has 2^bits shards."""
+    """A hub's part of a shard: the sequences first..end-1. root: id of the hub's root; bits: the client has 2^bits shards; answered: when
+    the hub last answered the driver, in seconds since 1970.
+    """
 
     endpoint: HubEndpoint
     root: str
     bits: int
     first: int
     end: int
+    answered: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -83,15 +86,17 @@ class HubRange(ShardRange):
 
     def _streamed(self, part: Part, next: int, end: int) -> Iterator[pyarrow.RecordBatch | Gap]:
         """Stream from a hub. A new stream continues after the items of a broken one, and nothing is repeated."""
-        backoff = Backoff(part.endpoint)
+        backoff = Backoff(part.endpoint, part.answered if is_repeated() else None)
         while next < end:
             try:
+                backoff.begin()
                 hub, is_new = connected(part.endpoint)
                 try:
                     for item, after in self._checked(hub, part, next, end):
                         backoff.succeeded()
                         next = after
                         yield item
+                        backoff.begin()  # the reader may have taken its time
                 except NotAllowed as error:
                     if is_new:
                         raise NotAllowed(f"[KVSPOOL_NOT_ALLOWED] {self._where(part)}: {error}") from None
@@ -111,7 +116,7 @@ class HubRange(ShardRange):
         columns = None if self.columns is None else _in_order(self.columns)
         ticket = Ticket(*self.key, next, end, isolation=self.isolation, columns=columns, log=self.log_id)
         try:
-            for item in hub.items(ticket, STREAM):
+            for item in hub.items(ticket, part.endpoint.stream):
                 if isinstance(item, int):
                     is_next = item <= next or next == end  # the hub may have stopped after the end, in a Gap
                 else:

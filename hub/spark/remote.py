@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from hub.errors import Conflict, HubError, NotAllowed, NotFound, ShardDamaged
 from hub.protocol.reading import ShardState, Ticket
-from hub.spark.endpoints import FIRST_BACKOFF, LATER, STREAM, TIMEOUT, Backoff, HubEndpoint
+from hub.spark.endpoints import FIRST_BACKOFF, LATER, TIMEOUT, Backoff, HubEndpoint
 from hub.spark.options import Credentials
 from hub.spark.ranges import HubRange, Part
 from hub.spark.selection import ALL, Selection
@@ -122,7 +122,7 @@ class HubShards:
         """See `SparkShards.range`."""
         self._in_vain = 0
         hubs = self._having(key)
-        parts = tuple(Part(hub.endpoint, hub.root, hub.states[key].bits, hub.states[key].first, hub.states[key].next) for hub in hubs)
+        parts = tuple(hub.part(key) for hub in hubs)
         return HubRange(key, _log_id(hubs[0].states[key]), first, end, parts, **self._range)  # type: ignore[arg-type]
 
     def has_ordered_times(self, key: ShardKey) -> bool:
@@ -166,6 +166,7 @@ class _Hub:
         self._token = ""
         self._news = False  # a change that `look` has not reported yet
         self._everything_at = 0.0
+        self._answered = 0.0  # when it last answered, in seconds since 1970
         self._hub: RemoteHub | None = None
         self._reader = _Reader(endpoint.location, reader) if reader is not None else None
 
@@ -177,6 +178,7 @@ class _Hub:
         if system.port.monotonic() < self.backoff.retry_at:
             return False
         is_new = self._hub is None
+        self.backoff.begin()
         try:
             self._news |= self._ask(self._connected(), wait)
             if self._reader is not None:
@@ -192,8 +194,14 @@ class _Hub:
         self._check_damage()
         self.is_known = self.is_known or not self._damaged
         self.backoff.succeeded()
+        self._answered = system.port.now() / 1e9
         news, self._news = self._news, False
         return news
+
+    def part(self, key: ShardKey) -> Part:
+        """Return the hub's part of a shard, for a task."""
+        state = self.states[key]
+        return Part(self.endpoint, self.root, state.bits, state.first, state.next, self._answered)
 
     def _fail(self, error: Exception) -> None:
         self._disconnect()
@@ -266,8 +274,9 @@ class _Hub:
         ticket = Ticket(*key, start_time=timestamp, limit=1, isolation=self._isolation, columns=["sequence"])
         while True:
             self.backoff.pause()
+            self.backoff.begin()
             try:
-                found = [item.first for item in self._connected().items(ticket, STREAM) if isinstance(item, SequencedBatch)]
+                found = [item.first for item in self._connected().items(ticket, self.endpoint.stream) if isinstance(item, SequencedBatch)]
                 self.backoff.succeeded()
                 return found[0] if found else None
             except LATER as error:

@@ -85,6 +85,11 @@ class HubCollector(Collector):
         yield _gauge("clients", "Clients that the hub knows.", len(status.clients))
         yield _gauge("clients_unlisted", "Clients without their own series.", len(status.clients) - len(self._clients))
         yield _by_reason("connections_cut", "Connections that the hub ended.", [((), status.cut)])
+        for name, text, count in (("calls", "Calls under way.", status.calls), ("threads", "Threads of the hub.", status.threads)):
+            if count is not None:
+                yield _gauge(name, text, count)
+        if status.refusals is not None:
+            yield _by_reason("calls_refused", "Calls that were refused before any work.", [((), status.refusals)])
         if status.certificate_expires:
             expires = status.certificate_expires / NS
             yield _gauge("certificate_expiry_timestamp_seconds", "When the certificate expires, in seconds since 1970.", expires)
@@ -100,8 +105,10 @@ class HubCollector(Collector):
         for name, text, figure in CLIENT_GAUGES:
             yield _of_clients(GaugeMetricFamily, name, text, self._clients, figure)
         known = [(name, client) for name, client in self._clients if client.behind >= 0]
-        text = "Records that the client has reported and the hub has not; no value if unknown."
+        text = "Records that the client has and the hub has not, reported or estimated; no value if unknown."
         yield _of_clients(GaugeMetricFamily, "behind_records", text, known, lambda client: client.behind)
+        text = "1 if the client is silent, and its lag estimated from its last report and rate; 0 otherwise."
+        yield _of_clients(GaugeMetricFamily, "behind_is_estimate", text, known, lambda client: client.behind_is_estimate)
         limited = [(name, client) for name, client in self._clients if client.quota_bytes]
         text = "Bytes that the client may store; no value without a limit."
         yield _of_clients(GaugeMetricFamily, "quota_bytes", text, limited, lambda client: client.quota_bytes)

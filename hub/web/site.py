@@ -37,7 +37,7 @@ from hub.web import metrics
 from hub.web.history import Histories, History, RateSeries, TrafficRates
 
 MOST_LISTENERS = 32  # concurrent event streams
-STALE = 10.0  # seconds after which the last status is out of date
+STALE = 8.0  # seconds after which the last status is out of date
 HEARTBEAT = 5.0  # seconds after which a stream repeats its last event
 RETRY = 1000  # milliseconds after which a browser reconnects a broken stream
 

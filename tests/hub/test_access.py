@@ -266,7 +266,7 @@ def test_a_credential_of_another_user_renews_no_peer(path: Path, clock: StoppedC
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602, 0o601, 0o644, 0o666])
 def test_a_file_to_which_others_have_any_right_is_refused(path: Path, mode: int) -> None:
-    write(path, "", mode)
+    write(path, "[quota]", mode)
     with pytest.raises(AccessError, match=rf"mode {mode:o}\); chmod 600 {path}"):
         Access.load(path)
     path.chmod(0o400)
@@ -561,3 +561,20 @@ def test_an_edit_that_fails_at_any_call_leaves_the_file_whole_and_nothing_else(p
             give(path, "lga")
         assert path.read_bytes() == before
         assert sorted(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("text", ["", "\n", "# to be written\n"])
+def test_an_empty_file_is_an_error_and_changes_no_rights(path: Path, clock: StoppedClock, text: str) -> None:
+    with pytest.raises(AccessError, match="is empty: it names no principal"):
+        Access.load(write(path, text))
+    token = give(path, "jfk")  # an empty file may be filled
+    access = Access.load(path)
+    write(path, text)
+    clock.pass_(2)
+    assert access.authenticate(token.reveal()).name == "jfk"
+    assert "is empty" in str(access.error)
+    write(path, '[[revoked]]\nidentity = "jfk"\n')  # no principal on purpose
+    clock.pass_(2)
+    with pytest.raises(NotAuthenticated):
+        access.authenticate(token.reveal())
+    assert access.error is None

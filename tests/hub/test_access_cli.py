@@ -156,6 +156,26 @@ def test_a_certificate_that_has_expired_is_shown_with_code_1(tmp_path: Path, cap
     assert "it has expired at" in capfd.readouterr().out
 
 
+def test_a_second_hub_gets_a_certificate_of_the_same_authority_in_its_own_directory(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pki, second = tmp_path / "pki", tmp_path / "hub2"
+    assert main(["hub", "certificate", "init", str(pki), "--name", "hub.example.com"]) == 0
+    before = {path.name: path.read_bytes() for path in pki.iterdir()}
+    command = ["hub", "certificate", "server", str(pki), "--name", "hub2.example.com", "--output", str(second)]
+    assert main(command) == 0
+    assert f"created server.pem and server.key in {second}" in capfd.readouterr().out
+    assert {path.name: path.read_bytes() for path in pki.iterdir()} == before
+    assert sorted(path.name for path in second.iterdir()) == ["server.key", "server.pem"]
+    assert (second / "server.key").stat().st_mode & 0o777 == 0o600
+    of_pki, of_second = certificates.read(pki / "server.pem"), certificates.read(second / "server.pem")
+    assert of_second.names == ("hub2.example.com",)
+    assert of_second.issuer == of_pki.issuer
+    assert main(command) == 3
+    assert "already exists" in capfd.readouterr().err
+    assert main([*command, "--force"]) == 0
+
+
 COMMANDS = [["token"], ["certificate"]]
 COMMANDS += [["token", name] for name in ("add", "list", "revoke")]
 COMMANDS += [["certificate", name] for name in ("init", "server", "client", "show")]

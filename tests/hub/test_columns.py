@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from shipping import Row, batch, contents, numbered, row_of
 
 import kvspool
-from hub.errors import Malformed
+from hub.errors import HubFull, Malformed
 from hub.root import columns
 from hub.root.columns import SequencedBatch
 from kvspool import Gap
@@ -234,3 +234,31 @@ def test_what_is_damaged_can_not_differ(tmp_path: Path) -> None:
         path.write_bytes(data)
         assert columns.first_difference(journal, numbered(0, 20)) is None
         assert columns.first_difference(journal, numbered(8, 20, "another")) == 8
+
+
+@pytest.mark.parametrize("codec", ["zstd", "lz4"])
+def test_a_damaged_compressed_batch_is_malformed_wherever_it_is_damaged(codec: str) -> None:
+    sent = batch(*[Row(b"value %d" % number * 40, b"key", 1, number) for number in range(200)])
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, columns.SCHEMA, options=pa.ipc.IpcWriteOptions(compression=codec)) as stream:
+        stream.write_batch(sent)
+    data = sink.getvalue().to_pybytes()
+    messages = list(pa.ipc.MessageReader.open_stream(data))
+    end = len(data) - 8  # of the stream's mark
+    refused = 0
+    for at in range(end - messages[1].body.size, end):
+        damaged = bytearray(data)
+        damaged[at] ^= 0x55
+        try:
+            with columns.decoding():
+                columns.check(pa.ipc.open_stream(bytes(damaged)).read_next_batch())
+        except (Malformed, HubFull):  # the latter for a size that no hub has
+            refused += 1
+    assert refused > 100
+
+
+@pytest.mark.parametrize("error", [OSError(104, "Connection reset by peer"), OSError("the stream was closed"), OSError(5, "zstd")])
+def test_other_errors_of_the_system_are_no_damage(error: OSError) -> None:
+    with pytest.raises(OSError) as raised, columns.decoding():
+        raise error
+    assert raised.value is error

@@ -5,18 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from pyarrow import flight
 from shipping import LOG, numbered
 
 from hub.client.connection import Connection, Security
 from hub.errors import Conflict, HubError, HubFull, Malformed, NotAllowed, Silent, Unreachable
-from hub.protocol import ingest
+from hub.protocol import ingest, reading
 from hub.protocol.ingest import Acknowledged, Opened, Opening, Put, Refused, ResumePoint, ShippedLog
-from hub.server import read_service
 
 OPENING = Opening(ingest.VERSION, "client", 1, [ShippedLog(1, LOG, 10)])
 OPENED = Opened(ingest.VERSION, "process", 1 << 20, [ResumePoint(1, 5, True)])
@@ -149,8 +148,8 @@ def test_an_action_that_the_hub_allows_no_user_is_refused() -> None:
 def test_a_call_that_is_refused_says_why_although_it_ends_at_once() -> None:
     def refuse(reader: Any, writer: Any, is_over: threading.Event) -> None:
         say(writer, Refused("conflict", "another number of shards"))
-        with read_service.refusing(Path("root")):
-            raise Conflict("another number of shards")
+        error = Conflict("another number of shards")
+        raise flight.FlightServerError(str(error), msgspec.json.encode(reading.failure(error)))
 
     for play in (refuse, opened(refuse)):
         with playing(play) as location, pytest.raises(Conflict, match="another number"):

@@ -130,11 +130,15 @@ def test_rules_are_shown_and_changed(root: Path, capfd: Captured) -> None:
     assert capfd.readouterr().out == "jfk: up to 1.0 MiB\n"
     assert main([*command, "--client", "lga"]) == 0
     assert "nothing older than 30.0 d, but keeps at least 10 records of each shard" in capfd.readouterr().out
+    assert main([*command, "--client", "ewr", "--max-age", "1d", "--by-record"]) == 0
+    assert "nothing older than 24.0 h by its timestamps" in " ".join(capfd.readouterr().out.split())
+    assert main([*command, "--client", "ewr", "--forget"]) == 0
     assert main([*command, "--client", "jf*", "--forget"]) == 0
     assert main([*command, "--client", "jfk", "--none"]) == 0
     assert retention.load(root).rules.keys() == {"*", "jfk"}
     assert retention.load(root).of("jfk") == Retention()
-    for wrong in (["--floor", "3"], ["--none", "--max-bytes", "1"], ["--client", "a/b", "--none"], ["--client", "x", "--forget"]):
+    both = [["--none", "--max-bytes", "1"], ["--client", "a/b", "--none"], ["--client", "x", "--forget"]]
+    for wrong in (["--floor", "3"], ["--by-record"], *both):
         assert main([*command, *wrong]) == 2
     assert main(["hub", "retention", str(root / "none")]) == 3
 
@@ -237,6 +241,14 @@ def test_verify_looks_at_the_access_file_too(root: Path, tmp_path: Path, capfd: 
 
 
 @pytest.mark.skipif(bool(os.environ.get("KVSPOOL_NO_EXTENSIONS")), reason="servers are tested with the compiled twin")
+def test_the_first_status_after_a_start_has_the_figures_of_idle_shards(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hub.server.server.FIRST_COUNT", 60.0)
+    with HubServer(root, access=Access.anonymous(), listen=("127.0.0.1", 0), least_free=0) as server:
+        (client,) = server.status().clients
+        assert (client.client, client.stored) == ("jfk", 400) and client.used > 0
+
+
+@pytest.mark.skipif(bool(os.environ.get("KVSPOOL_NO_EXTENSIONS")), reason="servers are tested with the compiled twin")
 def test_a_server_s_status_has_readers_quotas_bits_and_every_cut(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     access = tmp_path / "access.toml"
     access.write_text('[[principals]]\nname = "jfk"\nquota = { bytes = "1GiB" }\n')
@@ -247,8 +259,8 @@ def test_a_server_s_status_has_readers_quotas_bits_and_every_cut(root: Path, tmp
             assert time.monotonic() < end
             time.sleep(0.01)
         both = {"refused": {Reason.SHUTDOWN: 2, Reason.IDLE: 1}, "cut": {Reason.SHUTDOWN: 3}}
-        stats = msgspec.structs.replace(server.proxy.stats(), **both)
-        monkeypatch.setattr(server.proxy, "stats", lambda: stats)
+        stats = msgspec.structs.replace(server.listener.stats(), **both)
+        monkeypatch.setattr(server.listener, "stats", lambda: stats)
         status = server.status()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(server.retention, "error", "what is to be kept can't be looked after")
@@ -263,7 +275,7 @@ def test_a_server_s_status_has_readers_quotas_bits_and_every_cut(root: Path, tmp
 @pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0"])
 def test_serve_refuses_plain_text_and_anybody_where_others_can_reach_it(root: Path, tmp_path: Path, capfd: Captured, address: str) -> None:
     access = tmp_path / "access.toml"
-    access.write_text("")
+    access.write_text("[quota]")
     access.chmod(0o600)
     for who in (["--access", str(access)], ["--anonymous"]):
         assert main(["hub", "serve", "--root", str(root), "--listen", address, "--no-page", *who]) == 2
@@ -271,9 +283,9 @@ def test_serve_refuses_plain_text_and_anybody_where_others_can_reach_it(root: Pa
 
 
 def test_limits_of_connections_are_given_by_name() -> None:
-    given = serve.limits("idle-seconds=5,connections=7,progress_bytes=1MiB")
-    assert given == Limits(idle_seconds=5.0, connections=7, progress_bytes=1 << 20)
-    for wrong in ("idle=5", "connections=x", "connections=0", "progress_bytes=much", ""):
+    given = serve.limits("idle-seconds=5,connections=7,received_bytes=1MiB")
+    assert given == Limits(idle_seconds=5.0, connections=7, received_bytes=1 << 20)
+    for wrong in ("idle=5", "connections=x", "connections=0", "received_bytes=much", ""):
         with pytest.raises(serve.argparse.ArgumentTypeError):
             serve.limits(wrong)
 

@@ -194,7 +194,7 @@ def test_there_are_so_many_readers_and_no_more(
 
 
 def test_more_places_than_fit_go_in_several_calls(connect: dict[str, RemoteHub], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hub.client.remote.MOST_PLACES", 1)
+    monkeypatch.setattr(reading, "MOST_PLACES", 1)
     assert connect["all"].commit("q", {("JFK", 0): 1, ("EWR", 0): 2, ("LGA", 0): 3}) == reading.Committed(2, missing=1)
 
 
@@ -339,3 +339,22 @@ def test_an_exception_out_of_a_signal_handler_comes_through_a_lease_whose_file_w
     with system.replaced(Removed()), pytest.raises(Alarm):
         ReaderLease(tmp_path / "r.lock", "r")
     assert calls[0].is_closed
+
+
+def test_positions_of_more_than_a_mebibyte_are_committed_over_a_new_connection(server: HubServer, secrets: Path) -> None:
+    places = {(f"{number:0100d}", 0): 0 for number in range(12_000)} | {("JFK", 0): 7}
+    with RemoteHub(server.location, security=Security((secrets / "all").read_text().strip())) as remote:
+        assert remote.commit("large", places) == reading.Committed(1, missing=12_000)
+        assert [one.places for one in remote.readers()] == [[ReaderPlace("JFK", 0, 7)]]
+
+
+@pytest.mark.parametrize("count", [0, 1, reading.MOST_PLACES, reading.MOST_PLACES + 1, 30_000])
+@pytest.mark.parametrize("length", [1, 100])
+def test_a_commit_has_all_its_positions_in_parts_that_a_hub_accepts(count: int, length: int) -> None:
+    places = [ReaderPlace("a" * length, number % 1024, number) for number in range(count)]
+    found = list(reading.parts(places))
+    assert [place for part in found for place in part] == places
+    assert found
+    for part in found:
+        assert len(part) <= reading.MOST_PLACES
+        assert len(msgspec.json.encode(CommitPositions("r" * 100, part))) < reading.COMMIT_BYTES + 1000

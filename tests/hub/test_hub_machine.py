@@ -39,17 +39,19 @@ class Call:
         opening = ingest.decode_opening(ingest.encode(Opening(ingest.VERSION, "client", 0, [ShippedLog(0, sender.id, sender.log.end())])))
         self._intake = IngestSession(store, "process", _Anybody(), opening, Client("client"), 1 << 20)
         self._taken = ExitStack()
-        self._intake._open(self, self._taken)
+        self._hear(self._intake.open(self._taken))
 
-    def write_metadata(self, data: bytes) -> None:
-        self.heard.append(ingest.decode_from_hub(data))
+    def _hear(self, answers: list[Any]) -> None:
+        self.heard += [ingest.decode_from_hub(ingest.encode(answer)) for answer in answers]
 
     def arrive(self, count: int) -> None:
         """Let the first messages that are on their way come to the hub."""
         for put, rows in self.sent[:count]:
             message = ingest.decode_from_client(ingest.encode(put))
             assert isinstance(message, Put)
-            self._intake._put(message, rows, self)
+            self._hear(self._intake.put(message, rows))
+            if self._intake.is_due(message):
+                self._hear([self._intake.take_stored()])
         del self.sent[:count]
 
     def end(self) -> None:
@@ -58,14 +60,8 @@ class Call:
 
 
 class _Anybody:
-    def begin(self, client: str, bits: int) -> None:
-        return None
-
-    def admit(self, size: int) -> None:
-        return None
-
-    def progress(self, size: int) -> None:
-        return None
+    def admit(self, size: int) -> float:
+        return 0.0
 
 
 class Hub(RuleBasedStateMachine):

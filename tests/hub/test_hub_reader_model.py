@@ -14,8 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 import hub
 from hub import HubReader, HubRoot, ShardReplaced
 from kvspool import Gap, system
+from kvspool.engine.retention import Retention
 from kvspool.journal import Journal
-from kvspool.journal.retention import Retention
 
 CLIENTS = ("a", "b", "c")
 

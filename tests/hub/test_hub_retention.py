@@ -30,9 +30,9 @@ from hub.security import private
 from hub.security.access import Access
 from hub.server.server import HubServer
 from kvspool import Gap
+from kvspool.engine.retention import PlannedSegment, TrimPlan
 from kvspool.errors import Corruption, ReaderBusy
 from kvspool.journal import Floor, Retention
-from kvspool.journal.trim import PlannedSegment, TrimPlan
 
 LOG = b"a" * 16
 SEGMENT = 8192  # bytes
@@ -170,6 +170,27 @@ def test_age_is_that_of_the_hub_s_last_write_whatever_times_a_client_gives(root:
     segments = stats(path).segments
     Trimmer(root).trim("jfk", Retention(max_age=3600.0))
     assert (stats(path).segments, span(path)[1]) == (segments - 3, 1000)
+
+
+def test_age_is_that_of_the_records_where_asked(root: Path) -> None:
+    """Segments that were written just now, with old records, as of a backlog that arrives late."""
+    path = root / "lga"
+    now = time.time_ns()
+    hours = [300, 200, 100, 3, 2, 1]
+    with kvspool.create(path, format="kvj", segment_bytes=200) as log:
+        for age in hours:
+            for _ in range(5):
+                log.append(b"x" * 100, timestamp=now - age * 3600 * 10**9)
+    by_write, by_record = (Retention(max_age=24 * 3600.0, by_record=by_record) for by_record in (False, True))
+    trimmer = Trimmer(root)
+    assert sum(one.report.removed_segments for one in trimmer.trim("lga", by_write)) == 0
+    assert sum(one.report.removed_segments for one in trimmer.trim("lga", by_record)) > 0
+    with kvspool.open(path) as log:
+        ages = [round((now - record.timestamp) / 3600e9) for record in log.read(on_gap="skip")]
+    assert [age for age in ages if age <= 24] == [3] * 5 + [2] * 5 + [1] * 5
+    assert 0 < len([age for age in ages if age > 24]) <= 2  # the segment before the first new record may have a few
+    with pytest.raises(ValueError, match="give max_age"):
+        Retention(by_record=True)
 
 
 def test_what_a_reader_of_the_hub_has_yet_to_read_stays_and_with_force_it_gets_a_gap(root: Path) -> None:

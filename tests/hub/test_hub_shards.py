@@ -7,6 +7,7 @@ import pickle
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 from children import in_child
+from clocks import StoppedClock
 from processes_of_a_hub import Fault, Proxy
 from serving import HubServer
 from shipping import eventually
@@ -25,7 +27,7 @@ from hub.client.shipper import Shipper
 from hub.errors import Conflict, HubError, HubFull, Malformed, NotAllowed, NotFound, QuotaExceeded, ShardDamaged, Unreachable
 from hub.protocol.reading import Generation, Ticket
 from hub.root.columns import SequencedBatch
-from hub.spark import endpoints, ranges, remote
+from hub.spark import endpoints, remote
 from hub.spark.endpoints import Backoff, HubEndpoint
 from hub.spark.errors import DataLossError
 from hub.spark.opening import open_shards
@@ -34,7 +36,7 @@ from hub.spark.ranges import HubRange
 from hub.spark.remote import HubShards
 from hub.spark.selection import Selection
 from hub.spark.shards import Extent, ShardKey
-from kvspool import Gap, arrow
+from kvspool import Gap, arrow, system
 from kvspool.cli import main
 from kvspool.journal import Retention
 from kvspool.journal.format import JournalBatch
@@ -250,7 +252,7 @@ def test_another_log_at_the_same_path_is_reported(server: HubServer, root: Path,
     assert sequences(one) == list(range(20))
     server.close()
     shutil.rmtree(root / "LGA")
-    with HubServer(root, listen=server.proxy.address) as server:
+    with HubServer(root, listen=server.listener.address) as server:
         with pytest.raises(DataLossError, match=r"\[KVSPOOL_LOG_REPLACED\] topic LGA, partition 0"):
             list(one.batches())
         ship(tmp_path / "other", server.location, "LGA")
@@ -343,7 +345,7 @@ def test_a_stream_that_is_cut_continues_and_nothing_comes_twice(root: Path) -> N
     big = root / "BIG"
     with kvspool.create(big, format="kvj") as log:
         log.append_many([b"%0200d" % number for number in range(60_000)])
-    with HubServer(root) as server, Proxy(server.proxy.address) as proxy:
+    with HubServer(root) as server, Proxy(server.listener.address) as proxy:
         location = f"grpc://127.0.0.1:{proxy.address[1]}"
         ours = shards(location)
         one = ours.range(ShardKey("BIG", 0), 0, 60_000)
@@ -355,8 +357,8 @@ def test_a_stream_that_is_cut_continues_and_nothing_comes_twice(root: Path) -> N
 
 
 def test_a_network_that_says_nothing_more_is_abandoned_and_tried_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranges, "STREAM", 0.3)
-    with HubServer(root) as server, Proxy(server.proxy.address) as proxy:
+    monkeypatch.setattr(HubEndpoint, "stream", 0.3)
+    with HubServer(root) as server, Proxy(server.listener.address) as proxy:
         ours = shards(f"grpc://127.0.0.1:{proxy.address[1]}")
         one = ours.range(JFK, 0, 100)
         fault = proxy.add(Fault("half-open", "down", 500))
@@ -374,7 +376,7 @@ def test_a_hub_that_is_restarted_is_waited_for(root: Path, caplog: pytest.LogCap
     with caplog.at_level(logging.WARNING, logger="kvspool"):
         eventually(lambda: ours.look() == before and "doesn't answer" in caplog.text)
     fill(root / "JFK", 5)
-    with HubServer(root, listen=server.proxy.address):
+    with HubServer(root, listen=server.listener.address):
         eventually(lambda: ours.look()[JFK] == Extent(0, 105, before[JFK].log_id))
         assert sequences(one) == list(range(100))
     ours.close()
@@ -386,7 +388,7 @@ def test_a_hub_that_is_down_for_too_long_is_an_error_that_names_it(root: Path) -
     ours.look()
     one = ours.range(JFK, 0, 100)
     server.close()
-    told = rf"\[KVSPOOL_HUB_UNREACHABLE\] {server.location} "
+    told = rf"\[KVSPOOL_HUB_UNREACHABLE\] {server.location}: hub unreachable since "
 
     def is_given_up() -> bool:
         try:
@@ -412,7 +414,7 @@ def test_another_root_at_the_same_address_is_an_error(root: Path, tmp_path: Path
     ours.look()
     server.close()
     hub.create(tmp_path / "other").close()
-    with HubServer(tmp_path / "other", listen=server.proxy.address):
+    with HubServer(tmp_path / "other", listen=server.listener.address):
 
         def is_told() -> bool:
             try:
@@ -607,7 +609,7 @@ def test_a_reader_is_moved_when_the_hub_is_back_and_new_clients_are_held(root: P
     server.close()
     ours.commit({JFK: 50})
     fill(root / "LGA", 2)
-    with HubServer(root, listen=server.proxy.address), hub.open(root) as there:
+    with HubServer(root, listen=server.listener.address), hub.open(root) as there:
         eventually(lambda: ours.look() and there.held("JFK", 0) == 50)
         eventually(lambda: ours.look() and there.readers()[0].lag is not None and len(there.readers()[0].lag.shards) == 3)
         assert there.held("LGA", 0) == 0
@@ -619,3 +621,78 @@ def test_a_hub_that_refuses_for_too_long_is_not_said_to_be_down(kind: type[HubFu
     backoff = Backoff(HubEndpoint("grpc://hub:7070", timeout=0.0))
     with pytest.raises(kind, match=r"^\[KVSPOOL_HUB_REFUSES\] grpc://hub:7070 has answered for 0 s: delete one$"):
         backoff.failed(kind("delete one"))
+
+
+@pytest.fixture
+def clock() -> Iterator[StoppedClock]:
+    with system.replaced(StoppedClock()) as clock:
+        assert isinstance(clock, StoppedClock)
+        yield clock
+
+
+def outage(backoff: Backoff, clock: StoppedClock, call: float) -> float:
+    """Return the seconds of failing calls, of `call` seconds each, until the hub counts as unreachable."""
+    began = clock.monotonic()
+    while True:
+        try:
+            backoff.begin()
+            clock.pass_(call)
+            backoff.failed(Unreachable("no route"))
+            backoff.pause()
+        except Unreachable as error:
+            seconds = clock.monotonic() - began
+            since = datetime.fromtimestamp(clock.now() / 1e9 - seconds, UTC)
+            assert f"hub unreachable since {since:%Y-%m-%d %H:%M}" in str(error)
+            return seconds
+
+
+@pytest.mark.parametrize("call", [0.0, 5.0])
+def test_a_hub_counts_as_unreachable_within_the_timeout_since_the_first_call_that_failed(clock: StoppedClock, call: float) -> None:
+    backoff = Backoff(HubEndpoint("grpc://hub:7070", timeout=60.0))
+    clock.pass_(3600)  # an idle query asks rarely
+    assert 60 <= outage(backoff, clock, call) <= 60 + call + 1
+    backoff.succeeded()
+    assert outage(backoff, clock, call) >= 60
+
+
+def test_four_attempts_of_a_task_wait_no_longer_than_one(clock: StoppedClock) -> None:
+    endpoint = HubEndpoint("grpc://hub:7070", timeout=60.0)
+    answered = clock.now() / 1e9
+    first = outage(Backoff(endpoint), clock, 1.0)
+    repeated = 0.0
+    for _ in range(3):
+        began = clock.monotonic()
+        with pytest.raises(Unreachable, match="hub unreachable since"):
+            repeat_until_unreachable(Backoff(endpoint, answered), clock)
+        repeated += clock.monotonic() - began
+    assert first + repeated < 60 + 1 + 1 + 3 * 3
+
+
+def repeat_until_unreachable(backoff: Backoff, clock: StoppedClock) -> None:
+    while True:
+        backoff.begin()
+        clock.pass_(1.0)
+        backoff.failed(Unreachable("no route"))
+        backoff.pause()
+
+
+def test_a_repeated_task_that_was_answered_waits_for_the_hub_again(clock: StoppedClock) -> None:
+    backoff = Backoff(HubEndpoint("grpc://hub:7070", timeout=60.0), clock.now() / 1e9 - 3600)
+    backoff.failed(Unreachable("an old connection"))  # one more attempt is free
+    backoff.succeeded()
+    assert outage(backoff, clock, 1.0) >= 60
+
+
+def test_a_repeated_task_of_a_range_does_not_wait(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = HubServer(root).start()
+    ours = shards(server.location, timeout=3600.0)
+    ours.look()
+    one = ours.range(JFK, 0, 100)
+    server.close()
+    ours.close()
+    monkeypatch.setattr("hub.spark.ranges.is_repeated", lambda: True)
+    (part,) = one.parts
+    assert part.answered > 0
+    late = replace(one, parts=(part._replace(answered=part.answered - 3600),))
+    with pytest.raises(Unreachable, match="hub unreachable since"):
+        list(late.batches())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 import shutil
@@ -92,7 +93,8 @@ def test_one_bad_shard_is_reported_and_all_others_continue(
     damage(root / "bad" / name)
     with every_log.in_time():
         survey = ShardIndex(root)
-        (bad,), (good,) = (survey.states(lambda client: True)[client] for client in ("bad", "good"))
+        states = asyncio.run(survey.states(lambda client: True, asyncio.to_thread))
+        (bad,), (good,) = states["bad"], states["good"]
         survey.close()
         assert words in bad.error and (good.error, good.next) == ("", 1)
         audit = Audit(root)

@@ -6,9 +6,10 @@ import errno
 import os
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -18,10 +19,12 @@ from pyarrow import flight
 from serving import HubServer
 from shipping import LOG, OTHER, Row, batch, eventually, numbered, stored
 
+from hub.errors import HubFull
 from hub.protocol import ingest, reading
 from hub.protocol.ingest import Acknowledged, Done, Opened, Opening, Ping, Put, Refused, ShippedLog
 from hub.root import columns
 from hub.root.store import Shard
+from hub.security.quotas import UNLIMITED
 from hub.server.admission import Admission
 from hub.server.ingest import IngestSession
 from kvspool.errors import Poisoned
@@ -112,7 +115,7 @@ def test_what_came_before_a_cut_is_stored(server: HubServer, root: Path) -> None
     eventually(lambda: server.clients.of("client").connections == 0)
     assert list(stored(root / "client")) == [0, 1, 2]
     with Call(server, Opening(1, "client", 0, [ShippedLog(0, LOG, 5)])) as call:
-        assert call.hear().places == [ingest.ResumePoint(0, 3, True)]
+        assert call.hear().places == [ingest.ResumePoint(0, 3, True, 2)]
 
 
 def test_two_calls_at_once_store_everything_once(server: HubServer, root: Path) -> None:
@@ -122,13 +125,11 @@ def test_two_calls_at_once_store_everything_once(server: HubServer, root: Path) 
         old.put(Put(0, 0, 0, 9, True), rows(0, 3))
         old.hear()
         with Call(server, Opening(1, "client", 0, [ShippedLog(0, LOG, 9)])) as new:
-            assert new.hear().places == [ingest.ResumePoint(0, 3, True)]
-            old.put(Put(0, 3, 3, 9, True), rows(3, 6))
-            assert old.hear() == Acknowledged([(0, 6)], 2)
+            assert new.hear().places == [ingest.ResumePoint(0, 3, True, 2)]
+            with suppress(flight.FlightError):  # the hub ends the old call
+                old.put(Put(0, 3, 3, 9, True), rows(3, 6))
             new.put(Put(0, 2, 2, 9, True), rows(2, 9))
             assert new.hear() == Acknowledged([(0, 9)], 1)
-            old.put(Put(0, 6, 6, 9, True), rows(6, 7))
-            assert old.hear() == Acknowledged([(0, 9)], 3)
     assert list(stored(root / "client")) == list(range(9))
 
 
@@ -250,7 +251,7 @@ def test_only_its_own_shards_are_remembered_of_what_a_client_says(server: HubSer
         call.hear()
         call.say(Ping({number: 5 for number in range(1024)}))
         call.hear()
-        assert server.clients.of("client").ends == {0: 5}
+        assert {index: said.end for index, said in server.clients.of("client").ends.items()} == {0: 5}
 
 
 TWO = Opening(ingest.VERSION, "client", 1, [ShippedLog(0, LOG, 0), ShippedLog(1, OTHER, 0)])
@@ -285,17 +286,19 @@ def test_a_shard_that_a_flush_refuses_while_a_batch_of_it_waits_is_refused_and_n
     is_waiting, has_refused = threading.Event(), threading.Event()
     real_admit, real_refuse = Admission.admit, IngestSession._refuse
 
-    def admit(self: Admission, size: int) -> None:
-        """Wait, as for a quota, until the flush of the batch before was refused."""
-        real_admit(self, size)
+    def admit(self: Admission, size: int) -> float:
+        """Wait until the flush of the batch before was refused."""
+        pause = real_admit(self, size)
         if waits:
             is_waiting.set()
             assert has_refused.wait(30)
         waits.append(size)
+        return pause
 
-    def refuse(self: IngestSession, *arguments: Any) -> None:
-        real_refuse(self, *arguments)
+    def refuse(self: IngestSession, *arguments: Any) -> Any:
+        refused = real_refuse(self, *arguments)
         has_refused.set()
+        return refused
 
     def fail(self: Shard) -> None:
         if self.path.name == "client.1.000":
@@ -316,3 +319,71 @@ def test_a_shard_that_a_flush_refuses_while_a_batch_of_it_waits_is_refused_and_n
             said.append(call.hear())
         assert {(one.reason, one.index) for one in said if isinstance(one, Refused)} == {("damaged", 0)}
         assert (1, 3) in {place for one in said if isinstance(one, Acknowledged) for place in one.places}
+
+
+def test_a_new_call_of_a_client_supersedes_its_old_one(server: HubServer) -> None:
+    with Call(server) as old:
+        assert isinstance(old.hear(), Opened)
+        with Call(server) as new:
+            assert isinstance(new.hear(), Opened)
+            new.put(Put(0, 0, 0, 3, True), rows(0, 3))
+            assert new.hear() == Acknowledged([(0, 3)], 1)
+            refused = old.hear()
+            assert isinstance(refused, Refused) and refused.reason == "full" and "another call" in refused.message
+            assert refused.retry_after == 1.0
+            with pytest.raises(flight.FlightError, match="another call"):
+                old.hear()
+            new.put(Put(0, 3, 3, 5, True), rows(3, 5))
+            assert new.hear() == Acknowledged([(0, 5)], 2)
+
+
+def test_a_call_that_is_cancelled_as_it_ends_gives_its_shards_back(server: HubServer) -> None:
+    go_on = threading.Event()
+    with Call(server) as call:
+        assert isinstance(call.hear(), Opened)
+        (job,) = server.listener.slots._jobs
+        pool = cast(ThreadPoolExecutor, server.listener.pool)
+        for _ in range(server.listener.limits.threads):
+            pool.submit(go_on.wait)
+        try:
+            eventually(lambda: not pool._work_queue.qsize())
+            call.writer.done_writing()
+            eventually(lambda: pool._work_queue.qsize() == 1)
+            call.reader.cancel()
+            eventually(job.call.cancelled.is_set)
+        finally:
+            go_on.set()
+        eventually(lambda: not server.store._used)
+
+
+def test_a_call_that_is_refused_as_it_begins_is_forgotten(server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(size: int) -> None:
+        raise HubFull("no space")
+
+    monkeypatch.setattr(server.space, "admit", full)
+    with Call(server) as call:
+        assert isinstance(call.hear(), Refused)
+    eventually(lambda: not server.listener.stats().calls)
+    assert not server.clients.of("client")._calls
+
+
+def test_a_superseded_call_counts_no_longer(server: HubServer) -> None:
+    with Call(server) as old:
+        assert isinstance(old.hear(), Opened)
+        meter = server.meters.of("anonymous", UNLIMITED)
+        before = meter.calls
+        with Call(server) as new:
+            assert isinstance(new.hear(), Opened)
+            eventually(lambda: meter.calls == before == 1)
+
+
+def test_calls_beyond_those_that_can_be_opened_soon_are_refused_with_a_time_to_retry(server: HubServer, root: Path) -> None:
+    server.openings._most = 1
+    with server.openings.admitted(), Call(server) as late:
+        refused = late.hear()
+        assert isinstance(refused, Refused) and refused.reason == "full"
+        assert refused.retry_after is not None and refused.retry_after >= 1
+    assert os.listdir(root) == [".hub"], "nothing was done for it"
+    assert (server.openings.refused, len(server.openings)) == (1, 0)
+    with Call(server) as later:
+        assert isinstance(later.hear(), Opened)

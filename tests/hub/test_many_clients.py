@@ -1,4 +1,4 @@
-"""A slice of tools/faults/many_clients: many clients at one hub, alone and alongside slow and hostile ones."""
+"""A slice of tools/faults/many_clients: many clients at one hub, alone, alongside slow and hostile ones, and after its restart."""
 
 from __future__ import annotations
 
@@ -48,3 +48,25 @@ def test_threads_of_the_hub_are_bounded_by_its_calls(phases: dict[str, dict[str,
 def test_silence_costs_no_connection(phases: dict[str, dict[str, Any]]) -> None:
     assert phases["idle"]["outages"] == 0
     assert phases["idle"]["most"] == 0, "no client sent anything"
+
+
+@pytest.fixture(scope="module")
+def crowd(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, dict[str, Any]]]:
+    """Let a crowd come and come back once; return what each phase has found, in order."""
+    folder = tmp_path_factory.mktemp("crowd")
+    command = [sys.executable, str(TOOL), "--crowd", "--clients", str(CLIENTS), "--shards", str(SHARDS), "--processes", "2"]
+    command += ["--seconds", "0.5", "--settle", "0", "--directory", str(folder), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr + done.stdout
+    return [(found["phase"], found) for found in map(json.loads, done.stdout.splitlines())]
+
+
+def test_a_crowd_is_served_and_again_after_the_hub_was_killed(crowd: list[tuple[str, dict[str, Any]]]) -> None:
+    assert [phase for phase, _ in crowd] == ["connect", "idle", "list", "restart", "idle", "list", "load", "drain"]
+    assert dict(crowd)["load"]["least"] > 0
+    assert dict(crowd)["drain"]["wrong"] == []
+    assert dict(crowd)["drain"]["records"] >= 2 * CLIENTS * SHARDS
+
+
+def test_every_shard_is_listed_before_and_after_a_restart(crowd: list[tuple[str, dict[str, Any]]]) -> None:
+    assert [found["shards"] for phase, found in crowd if phase == "list"] == [CLIENTS * SHARDS] * 2

@@ -586,6 +586,30 @@ def test_a_full_disk_is_waited_out_when_a_generation_is_taken_over(
         assert contents(tmp_path / "mirror" / name) == contents(source / name)
 
 
+def test_a_shard_takes_records_only_after_its_name_is_on_disk(
+    source: Path, server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "mirror"
+
+    class Failing(system.Port):
+        failed = 0
+
+        def flush(self, fd: int) -> None:
+            if root.exists() and os.path.samestat(os.fstat(fd), os.stat(root)) and (root / NAMES[0]).exists() and self.failed < 3:
+                assert contents(root / NAMES[0]) == []
+                self.failed += 1
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            super().flush(fd)
+
+    monkeypatch.setattr(HubFull.__init__, "__defaults__", (0.01,))  # seconds until the next attempt
+    port = Failing()
+    with system.replaced(port):
+        status = pull(server.location, root)
+    assert port.failed == 3 and status.outages == 3
+    for name in NAMES:
+        assert contents(root / name) == contents(source / name)
+
+
 def test_a_shard_whose_files_can_not_be_read_is_reported_and_the_others_are_pulled(
     source: Path, server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

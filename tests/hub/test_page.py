@@ -277,6 +277,7 @@ def test_every_figure_has_a_metric() -> None:
     found = scraped(metrics.exposition(status).decode())
     assert found["kvspool_hub_client_lost_records"] == {("JFK",): 7, ("LGA",): 0}
     assert found["kvspool_hub_client_behind_records"] == {("JFK",): 7}
+    assert found["kvspool_hub_client_behind_is_estimate"] == {("JFK",): 0}
     assert found["kvspool_hub_client_stored_bytes"][("JFK",)] == 30
     assert found["kvspool_hub_client_shards"][("JFK",)] == 2
     assert found["kvspool_hub_client_gaps_total"][("JFK",)] == 2
@@ -290,6 +291,17 @@ def test_every_figure_has_a_metric() -> None:
     assert found["kvspool_hub_start_time_seconds"] == {(): status.started / 1e9}
     assert found["kvspool_hub_disk_size_bytes"] == {(): 100 * GIB} and found["kvspool_hub_disk_least_free_bytes"] == {(): 5 * GIB}
     assert found["kvspool_hub_connections"] == {(): 2} and found["kvspool_hub_secure"] == {(): 1}
+
+
+def test_an_estimated_lag_and_figures_of_calls_have_metrics() -> None:
+    silent = client("JFK", shards=[shard(0, behind=12_000, behind_is_estimate=True), shard(1, behind=1)])
+    found = scraped(metrics.exposition(hub([silent], calls=3, threads=20, refusals={"full": 2})).decode())
+    assert found["kvspool_hub_client_behind_records"] == {("JFK",): 12_001}
+    assert found["kvspool_hub_client_behind_is_estimate"] == {("JFK",): 1}
+    assert (found["kvspool_hub_calls"], found["kvspool_hub_threads"]) == ({(): 3}, {(): 20})
+    assert found["kvspool_hub_calls_refused_total"] == {("full",): 2}
+    found = scraped(metrics.exposition(hub([])).decode())
+    assert not {"kvspool_hub_calls", "kvspool_hub_threads", "kvspool_hub_calls_refused_total"} & found.keys()
 
 
 def test_pipelines_have_metrics() -> None:
@@ -309,7 +321,8 @@ def test_pipelines_have_metrics() -> None:
 def test_the_docs_name_every_metric() -> None:
     text = (ROOT / "docs" / "hub-page.md").read_text(encoding="utf-8")
     one = client("JFK", quota_bytes=1, refused={"quota": 1})
-    status = hub([one], cut={"idle": 1}, readers=[ReaderStatus(name="spark", lag=1)], pipelines=[pipeline("delays")])
+    readers = [ReaderStatus(name="spark", lag=1)]
+    status = hub([one], cut={"idle": 1}, readers=readers, pipelines=[pipeline("delays")], calls=1, threads=1, refusals={"full": 1})
     for name in scraped(metrics.exposition(status).decode()):
         short = name.removeprefix("kvspool_hub").removeprefix("_client" if "_client_" in name else "")
         assert f"`{short}`" in text or f"`{name}`" in text, name

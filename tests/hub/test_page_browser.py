@@ -126,6 +126,10 @@ def test_it_is_live_without_a_reload_and_comes_back_after_the_hub_was_gone(look:
         assert names(tab) == ["JFK", "LGA"]
         expect(tab.locator("#nobody")).to_be_hidden()
         expect(cell(tab, "JFK", "Behind")).to_have_text("1,234")
+        told.tell(hub([client("JFK", shards=[shard(0, lost=7, behind=4321, behind_is_estimate=True)]), client("LGA", connections=0)]))
+        expect(cell(tab, "JFK", "Behind")).to_have_text("≈ 4,321")
+        expect(fact(tab, "Behind")).to_have_text("≈ 4,321")
+        told.tell(hub([client("JFK", shards=[shard(0, lost=7, behind=1234)]), client("LGA", connections=0)], free_bytes=9 * GIB))
         expect(fact(tab, "Lost")).to_have_text("7")
         expect(fact(tab, "Disk")).to_have_text("9.0 GiB free")
         expect(tab.locator("#troubles")).to_be_hidden()

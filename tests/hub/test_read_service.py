@@ -29,6 +29,7 @@ from hub.errors import Malformed
 from hub.protocol import reading
 from hub.protocol.ingest import Level
 from hub.server import read_service
+from hub.server.authentication import Standing
 from kvspool import arrow, system
 from kvspool.journal.format import JournalBatch
 from kvspool.record import Codec, Gap
@@ -278,7 +279,7 @@ def test_an_unexpected_error_shows_nothing_of_the_hub_s_code(
     root: Path, client: flight.FlightClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal(root).close()
-    monkeypatch.setattr(read_service, "_cursor", lambda *_: 1 / 0)
+    monkeypatch.setattr(read_service, "_Reading", lambda *_: 1 / 0)
     found = failure(lambda: get(client, client="JFK"))
     assert (found.reason, "zero" in found.message) == ("damaged", False)
 
@@ -356,11 +357,12 @@ def test_what_is_not_there_is_not_found(root: Path, client: flight.FlightClient)
 
 
 def test_a_principal_without_the_right_to_read_a_client_learns_nothing_of_it(
-    root: Path, server: HubServer, client: flight.FlightClient
+    root: Path, client: flight.FlightClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal(root, "JFK").close()
     journal(root, "EWR").close()
-    server.reading_right = server.listing_right = lambda context: lambda name: name == "EWR"  # type: ignore[method-assign,assignment,misc]
+    for right in ("may_read", "may_list"):
+        monkeypatch.setattr(Standing, right, lambda self, name: name == "EWR")
     for ask in (lambda name: get(client, client=name), lambda name: client.get_flight_info(flight.FlightDescriptor.for_path(name))):
         there, absent = failure(lambda ask=ask: ask("JFK")), failure(lambda ask=ask: ask("XXX"))
         assert there.reason == absent.reason == "not-allowed"
@@ -422,7 +424,7 @@ def test_a_descriptor_s_command_says_what_its_tickets_ask_for(root: Path, client
     journal(root).close()
     command = json.dumps({"client": "JFK", "start": 2, "end_time": "1970-01-01T00:00:06Z", "coded": True}).encode()
     info = client.get_flight_info(flight.FlightDescriptor.for_command(command))
-    assert info.schema == arrow.CODED_SCHEMA
+    assert info.schema == client.get_schema(flight.FlightDescriptor.for_command(command)).schema == arrow.CODED_SCHEMA
     assert client.do_get(info.endpoints[0].ticket).read_all()["sequence"].to_pylist() == [2, 3, 4, 5]
     assert len(client.get_flight_info(flight.FlightDescriptor.for_path("JFK", "0")).endpoints) == 1
 
@@ -574,7 +576,7 @@ def test_the_hub_does_not_wait_for_a_client_that_is_gone(root: Path, server: Hub
     action = flight.Action("changes", json.dumps({"since": token, "wait": 30}).encode())
     with pytest.raises(flight.FlightTimedOutError):
         list(client.do_action(action, flight.FlightCallOptions(timeout=0.1)))
-    assert settled(lambda: len(server.read_service.index._changed._waiters), 0) == 0  # type: ignore[attr-defined]
+    assert settled(lambda: len(server.read_service.index._waiting), 0) == 0
 
 
 def test_a_hub_that_is_closed_blocks_no_process(root: Path) -> None:
@@ -585,7 +587,7 @@ def test_a_hub_that_is_closed_blocks_no_process(root: Path) -> None:
         answers: list[Any] = []
         waiting = threading.Thread(target=lambda: answers.append(ask_changes(client, since=token, wait=30)))
         waiting.start()
-        settled(lambda: server.read_service.index._changed._waiters and True, True)  # type: ignore[attr-defined]
+        settled(lambda: bool(server.read_service.index._waiting), True)
         began = time.monotonic()
         server.close()
         waiting.join(20)
@@ -622,3 +624,49 @@ def test_no_large_record_is_read_to_list_flights_or_to_count_what_is_stored(root
         server.status()
         client.get_flight_info(flight.FlightDescriptor.for_path("client0"))
         assert port.count < few * shards
+
+
+class Reading(system.Port):
+    """Counts opened files and bytes read, and may pretend to be another run of the machine."""
+
+    def __init__(self, boot: bytes | None = None) -> None:
+        self.bytes = 0
+        self.opened: list[str] = []
+        self._boot = boot
+
+    def open(self, path: Any, flags: int, mode: int) -> int:
+        self.opened.append(os.fspath(path))
+        return super().open(path, flags, mode)
+
+    def read(self, fd: int, size: int, at: int) -> bytes:
+        data = super().read(fd, size, at)
+        self.bytes += len(data)
+        return data
+
+    def boot_id(self) -> bytes:
+        return self._boot or super().boot_id()
+
+
+@pytest.mark.parametrize("boot", [None, b"another run now."])
+def test_a_listing_reads_no_record_however_large_and_opens_no_unchanged_shard(root: Path, boot: bytes | None) -> None:
+    for number in range(4):
+        with kvspool.create(root / f"c{number}", format="kvj") as log:
+            log.append(bytes(3 << 20))
+    server = serve(root)
+    with system.replaced(Reading(boot)) as port, server, dial(server.location) as client:
+        assert isinstance(port, Reading)
+        deadline = time.monotonic() + 60
+        while True:
+            port.opened, port.bytes = [], 0
+            assert [one.total_records for one in client.list_flights()] == [1] * 4
+            assert port.bytes < 1 << 20 or boot
+            opened = [path for path in port.opened if f"{root}/c" in path]
+            if not opened:
+                break
+            assert time.monotonic() < deadline, opened
+            time.sleep(0.05)
+        with kvspool.open(root / "c2") as log:
+            log.append(b"more")
+        port.opened = []
+        assert [one.total_records for one in client.list_flights()] == [1, 1, 2, 1]
+        assert {path.split("/c")[1][0] for path in port.opened if f"{root}/c" in path} == {"2"}

@@ -15,7 +15,7 @@ MAY_IMPORT = {
     "security": set[str](),
     "root": {"protocol", "security"},
     "client": {"protocol", "security", "root"},
-    "server": {"protocol", "security", "root"},
+    "server": {"protocol", "security", "root", "client"},  # the probe is a client of its own hub
     "spark": {"protocol", "security", "root", "client"},
     "pipeline": {"root", "spark"},
     "web": {"protocol"},

@@ -270,12 +270,12 @@ def test_a_flood_of_connections_does_not_flood_the_log(root: Path, caplog: pytes
 
         def dial(count: int) -> None:
             for _ in range(count):
-                ends.enter_context(socket.create_connection(server.proxy.address))
+                ends.enter_context(socket.create_connection(server.listener.address))
 
         dial(1)
-        until(lambda: server.proxy.stats().open == 1)
+        until(lambda: server.listener.stats().open == 1)
         dial(LINES + 7)
-        until(lambda: server.proxy.stats().refused.get(Reason.CONNECTIONS) == LINES + 7)
+        until(lambda: server.listener.stats().refused.get(Reason.CONNECTIONS) == LINES + 7)
         assert len(caplog.records) == LINES
         clock.pass_(10)
         dial(1)
@@ -287,9 +287,9 @@ def test_a_flood_of_connections_does_not_flood_the_log(root: Path, caplog: pytes
 
 @pytest.fixture
 def narrow(root: Path) -> Iterator[HubServer]:
-    """A hub that lets a connection send 8 MiB at once, and everybody in."""
+    """A hub that has memory for 8 MiB of received messages, and lets everybody in."""
     server = HubServer(
-        root, access=Access.anonymous(), listen=("127.0.0.1", 0), limits=Limits(progress_bytes=8 << 20), least_free=0
+        root, access=Access.anonymous(), listen=("127.0.0.1", 0), limits=Limits(received_bytes=8 << 20), largest_batch=2 << 20, least_free=0
     ).start()
     yield server
     server.close(grace=0.1)
@@ -337,7 +337,7 @@ def test_a_quota_is_held_batch_by_batch(server: HubServer, security: Security) -
 def test_who_sends_quicker_than_its_quota_is_refused_until_that_is_made_up_for(
     watchful: None, server: HubServer, access: Path, security: Security, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hub.server.admission.LONGEST_DEBT", 0.0)  # no call sleeps
+    monkeypatch.setattr("hub.server.admission.LONGEST_DEBT", 0.0)  # no call waits
     access.write_text(access.read_text().replace("[quota]", "[quota]\nrate = 100"))
     with connection(server, "jfk", security) as call:
         send(call, 0, 5_000)
@@ -397,7 +397,7 @@ def test_new_certificates_are_served_without_a_restart_and_calls_continue(
     secure = Security(token=security.token, authorities=(pki / "ca.pem").read_bytes())
     server = HubServer(root, access=Access.load(access), certificates=certificates, listen=("127.0.0.1", 0), least_free=0).start()
     try:
-        first = ssl.get_server_certificate(server.proxy.address)
+        first = ssl.get_server_certificate(server.listener.address)
         with connection(server, "jfk", secure) as call:
             send(call, 0)
             authority.make_server(pki, ["127.0.0.1"], replaces=True)
@@ -421,14 +421,14 @@ def test_certificates_that_cannot_be_served_yet_are_an_error_and_are_served_late
     authority.make_authority(pki, ["127.0.0.1"])
     certificates = Certificates(pki / "server.pem", pki / "server.key")
     with HubServer(root, access=Access.anonymous(), certificates=certificates, listen=("127.0.0.1", 0), least_free=0) as server:
-        first, expires = ssl.get_server_certificate(server.proxy.address), server.status().certificate_expires
+        first, expires = ssl.get_server_certificate(server.listener.address), server.status().certificate_expires
         assert expires == certificates.not_after
         with monkeypatch.context() as exhausted:
-            exhausted.setattr("hub.server.server._Backend", no_backend)
+            exhausted.setattr("hub.server.server.server_context", no_context)
             authority.make_server(pki, ["127.0.0.1"], days=7, replaces=True)
             until(lambda: "isn't served yet" in server.status().error)
             assert server.status().certificate_expires == expires
-            assert ssl.get_server_certificate(server.proxy.address) == first
+            assert ssl.get_server_certificate(server.listener.address) == first
         until(lambda: server.status().error == "")
         until(lambda: other_certificate(server, first))
         assert server.status().certificate_expires == certificates.not_after < expires
@@ -439,10 +439,10 @@ def test_certificates_that_cannot_be_served_yet_are_an_error_and_are_served_late
 def other_certificate(server: HubServer, known: str) -> bool:
     """Return whether another certificate is served; connections during the exchange may be reset."""
     try:
-        return ssl.get_server_certificate(server.proxy.address) != known
+        return ssl.get_server_certificate(server.listener.address) != known
     except OSError:
         return False
 
 
-def no_backend(*_: object) -> None:
+def no_context(*_: object) -> None:
     raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))

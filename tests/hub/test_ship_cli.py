@@ -19,6 +19,7 @@ import hub
 import kvspool
 import shard
 from kvspool.cli import main
+from shard import route
 
 KVSPOOL = [sys.executable, "-m", "kvspool.cli"]
 
@@ -84,6 +85,19 @@ def test_a_log_and_a_shard_set_are_shipped_and_pulled_again(anonymous: Hub, log:
     assert {client for client, *_ in received(tmp_path / "part")} == {"web"}
 
 
+@pytest.mark.parametrize("level", ["process", "disk"])
+def test_a_mirror_at_the_level_disk_has_flushed_what_it_counts_as_pulled(anonymous: Hub, log: Path, tmp_path: Path, level: str) -> None:
+    run("ship", f"web={log}", anonymous.location, "--once")
+    run("ship", anonymous.location, tmp_path / "mirror", "--once", "--level", level)
+    assert received(tmp_path / "mirror") == received(tmp_path / "root")
+    with kvspool.open(tmp_path / "mirror" / route.directory_name("web", 0, 0)) as pulled:
+        assert pulled.stats().synced_sequence == (100 if level == "disk" else 0)
+
+
+def test_a_level_is_chosen_for_mirrors_only(log: Path) -> None:
+    assert "hub serve --level" in run("ship", f"web={log}", "grpc://127.0.0.1:1", "--level", "disk", code=2)
+
+
 @pytest.mark.parametrize("format", ["spool", "kvj"])
 def test_a_log_that_moved_to_another_hub_lost_nothing_and_is_rid_of_the_first_ones_reader(
     anonymous: Hub, second: Hub, tmp_path: Path, format: Any
@@ -129,12 +143,13 @@ def test_a_secure_hub_lets_in_who_has_a_token(log: Path, tmp_path: Path) -> None
     run("ship", log, served.location, "--client", "web", *secure, *token)
     assert len(received(tmp_path / "root")) == 100
     # The id of another client, and a missing token: both are tried again until a signal ends the command.
-    for words in (["--client", "other", *token], ["--client", "web"]):
+    cases = (["--client", "other", *token], "web may not write other"), (["--client", "web"], "refused access")
+    for words, reason in cases:
         refused = subprocess.Popen(
             [*KVSPOOL, *map(str, ["ship", log, served.location, *words, *secure])], stderr=subprocess.PIPE, text=True
         )
         assert refused.stderr is not None
-        assert "refused access" in refused.stderr.readline()
+        assert reason in refused.stderr.readline()
         refused.terminate()
         refused.communicate(timeout=30)
     assert len(received(tmp_path / "root")) == 100

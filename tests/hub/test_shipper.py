@@ -22,7 +22,7 @@ import kvspool
 import shard
 from hub.client import hubs
 from hub.client.connection import Connection
-from hub.client.log_sender import PREFIX, LogSender
+from hub.client.log_sender import PATIENCE, PREFIX, LogSender
 from hub.client.shipper import Shipper
 from hub.errors import Conflict, Fenced, Restored, ShardDamaged, Unreachable
 from hub.protocol.ingest import Put, ResumePoint
@@ -350,7 +350,7 @@ def test_a_lock_that_is_held_for_too_long_stops_its_shard_until_it_is_free(root:
     with shard.create(tmp_path / "set", bits=1, format="kvj") as logs, HubServer(root, level="disk") as server:
         one, two = logs.shards
         with shipping(tmp_path / "set", server.location) as shipper, kvspool.open(one.path, format="kvj") as other:
-            shipper.senders[0].log.timeout = 0.1  # type: ignore[union-attr]
+            assert {sender.log.timeout for sender in shipper.senders} == {PATIENCE}  # type: ignore[union-attr]
             one.append(b"one")
             with append_lock.held(other):
                 eventually(lambda: shipper.status().lanes[0].error)
@@ -440,6 +440,8 @@ def test_a_log_that_moves_continues_after_what_the_first_hub_has_and_loses_nothi
         status = ship(path, second).status()
         assert (status.sent, status.lost, status.behind) == (1, 0, 0)
         assert list(stored(tmp_path / "second" / "client")) == [100]
+        (client,) = second.status().clients
+        assert (client.gaps, client.lost) == (0, 0)  # the first hub has the others
         log.append(b"newer")
         status = ship(path, second).status()
         assert (status.sent, status.lost) == (2, 0)  # the last one that the hub has, too
@@ -531,6 +533,73 @@ def test_a_log_that_was_restored_is_refused_for_good(server: HubServer, root: Pa
     with pytest.raises(Conflict, match="record 2 was sent again"):
         ship(path, server)
     assert [row.value for row in stored(root / "client").values()] == [b"one", b"two", b"three"]
+
+
+def test_a_restored_log_whose_last_shipped_record_was_overwritten_is_refused(
+    server: HubServer, root: Path, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hub can't compare its last record any more. The time of the backup's last heartbeat shows where the log comes from."""
+    with kvspool.create(path, capacity=4096) as log:
+        log.append_many([b"%d" % number for number in range(10)])
+    ship(path, server)
+    shutil.copytree(path, tmp_path / "backup")
+    monkeypatch.setattr("hub.client.log_sender.RESTORED_AFTER", 0)
+    with kvspool.open(path) as log:
+        log.append_many([b"%d" % number for number in range(10, 20)])
+    ship(path, server)
+    shutil.rmtree(path)
+    shutil.copytree(tmp_path / "backup", path)
+    with kvspool.open(path) as log:
+        log.append_many([b"another %d" % number for number in range(10, 500)])
+        assert log.extent()[0] > 20
+    for _ in range(2):  # the refused shipper's heartbeats don't hide it
+        with pytest.raises(Restored, match="restored from an older state"):
+            ship(path, server)
+    assert [row.value for row in stored(root / "client").values()] == [b"%d" % number for number in range(20)]
+
+
+def test_a_log_whose_shipper_was_killed_is_not_refused_as_restored(server: HubServer, root: Path, path: Path) -> None:
+    """The hub has more than the durable reader says, and its last record was overwritten before the shipper is started again."""
+    with kvspool.create(path, capacity=4096) as log:
+        log.append_many([b"%d" % number for number in range(20)])
+        ship(path, server)
+        with log.reader(PREFIX + hubs.name(server.location)) as reader:
+            reader.seek(5)
+            reader.commit()
+        log.append_many([b"%d" % number for number in range(20, 500)])
+        begin = log.extent()[0]
+        assert begin > 20
+        assert ship(path, server).status().lost == begin - 20
+        with kvspool.open(root / "client") as journal:
+            assert gaps(journal) == [(20, begin - 1)]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_log_that_was_damaged_is_shipped_on_once_it_is_repaired(server: HubServer, root: Path, tmp_path: Path) -> None:
+    with shard.create(tmp_path / "set", bits=1, format="kvj") as logs:
+        one, two = logs.shards
+        for log in (one, two):
+            log.append_many([b"record %03d" % number for number in range(100)])
+        segment = next((one.path / "kvj").iterdir())
+        at = segment.read_bytes().index(b"record 099")  # the last one: no later frame shows how much is damaged
+        with segment.open("r+b") as file:
+            file.seek(at)
+            file.write(b"RECORD")
+        with shipping(tmp_path / "set", server.location) as shipper:
+            eventually(lambda: "no frame is found" in shipper.status().lanes[0].error)
+            two.append(b"more")
+            eventually(lambda: len(stored(root / "client.1.001")) == 101)
+            connections = server.status().clients[0].connections
+            retries = shipper.senders[0].retry_at
+            eventually(lambda: shipper.senders[0].retry_at != retries)  # it was looked at again, and is still damaged
+            assert server.status().clients[0].connections == connections == 1
+            kvspool.repair(one.path)
+            with kvspool.open(one.path, format="kvj") as repaired:
+                repaired.append(b"after the repair")
+            eventually(lambda: not shipper.status().lanes[0].error and shipper.status().behind == 0)
+            assert shipper.status().outages == 0
+        assert stored(root / "client.1.000") == contents(one)
+        assert gaps(one) == [(99, 99)]
 
 
 def test_a_log_that_was_replaced_by_another_is_fenced(server: HubServer, root: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from sessions import MARKS, told
 
 import kvspool
-from kvspool.journal.retention import Retention
+from kvspool.engine.retention import Retention
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -345,7 +345,7 @@ def test_a_process_keeps_few_logs_open(tmp_path: Path, look_at: Callable[..., Lo
     for _ in range(2):
         for key in shards.look():
             assert sequences(shards, key, 0, 1) == [0]
-            assert len(local._spools) <= 2
+            assert len(local._logs) <= 2
     local.close_logs()
 
 

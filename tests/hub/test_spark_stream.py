@@ -13,7 +13,7 @@ from sessions import BASE, MARKS, PATIENCE, told, until
 
 import hub
 import kvspool
-from kvspool.journal.retention import Retention
+from kvspool.engine.retention import Retention
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

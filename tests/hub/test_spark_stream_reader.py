@@ -19,7 +19,7 @@ from sessions import BASE, MARKS
 import hub
 import kvspool
 import shard
-from kvspool.journal.retention import Retention
+from kvspool.engine.retention import Retention
 
 if TYPE_CHECKING:
     from hub.spark.stream import StreamReader

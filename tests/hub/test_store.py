@@ -5,8 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import ClassVar
 
 import msgspec
 import pytest
@@ -20,9 +24,18 @@ from hub.protocol.reading import Generation
 from hub.root.columns import SequencedBatch
 from hub.root.store import GENERATIONS, MOST_GENERATIONS, Outcome, Shard, Store
 from kvspool import system
-from kvspool.errors import Corruption, LogNotFound, Poisoned
+from kvspool.errors import Corruption, LogNotFound, LogVanished, Poisoned
+from shard.shardset import open_shard
 
 THIRD = b"c" * 16
+
+
+def reached(is_so: Callable[[], bool]) -> None:
+    """Wait until something is so."""
+    deadline = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -372,17 +385,139 @@ def test_no_name_leaves_the_root(root: Path, client: str) -> None:
         assert os.listdir(root) == [".hub"]
 
 
-def test_idle_shards_are_closed_and_those_in_use_are_not(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_journals_are_bounded_although_all_shards_have_a_shipper(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hub.root.store.MOST_OPEN", 2)
     root.mkdir()
     with Store(root) as store:
         store.enter("JFK", 3)
-        taken = [store.take("JFK", 3, index) for index in range(4)]
-        assert not any(shard.journal.closed for shard in taken)
-        for index in range(4):
-            store.give_back("JFK", index)
-        last = store.take("JFK", 3, 7)
-        assert [shard.journal.closed for shard in taken] == [True, True, True, False] and not last.journal.closed
+        taken = [store.take("JFK", 3, index) for index in range(8)]
+        for shard in taken:
+            assert shard.enter(LOG, 6) == (0, False)
+        for at in range(0, 6, 2):
+            for shard in taken:
+                assert shard.put(LOG, numbered(at, at + 2), at) == Outcome(at + 2, 2)
+                assert store.open_journals <= 2
+        assert sum(shard.is_open for shard in taken) == 2
+        for shard in taken:
+            shard.sync()
+            assert shard.next(LOG) == 6
+    assert not any(shard.is_open for shard in taken)
+
+
+def test_a_journal_in_use_is_not_closed_for_others(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hub.root.store.MOST_OPEN", 1)
+    root.mkdir()
+    with Store(root) as store:
+        store.enter("JFK", 2)
+        first, *others = [store.take("JFK", 2, index) for index in range(4)]
+        with first.using() as journal:
+            for shard in others:
+                shard.enter(LOG, 1)
+            assert not journal.closed
+            assert store.open_journals <= 2
+        others[0].put(LOG, numbered(0, 1), 0)
+        assert journal.closed and store.open_journals == 1
+
+
+def test_a_quiet_shard_that_was_replaced_is_not_written(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hub.root.store.MOST_OPEN", 1)
+    root.mkdir()
+    with Store(root) as store:
+        store.enter("JFK", 1)
+        quiet, other = store.take("JFK", 1, 0), store.take("JFK", 1, 1)
+        quiet.enter(LOG, 1)
+        other.enter(LOG, 1)
+        shutil.rmtree(root / "JFK.1.000")
+        kvspool.create(root / "JFK.1.000", format="kvj").close()
+        assert not quiet.is_open
+        with pytest.raises(LogVanished):
+            quiet.put(LOG, numbered(0, 1), 0)
+
+
+def test_shards_of_many_clients_are_made_with_one_flush(root: Path) -> None:
+    class Counting(system.Port):
+        """Counts flushes; the first one waits until all clients have asked."""
+
+        flushes: ClassVar[list[str]] = []
+        first = threading.Event()
+        others = threading.Event()
+
+        def flush_filesystem(self, fd: int) -> None:
+            self.flushes.append("all")
+            self.first.set()
+            assert self.others.wait(60)
+            super().flush_filesystem(fd)
+
+    root.mkdir()
+    with Store(root) as store, system.replaced(Counting()):
+        with ThreadPoolExecutor(9) as pool:
+            done = [pool.submit(store.enter, "first", 5)]
+            assert Counting.first.wait(60)
+            done += [pool.submit(store.enter, f"c{number}", 4) for number in range(8)]
+            reached(lambda: len(store._maker._orders) == 8)
+            Counting.others.set()
+            for one in done:
+                one.result()
+        assert Counting.flushes == ["all", "all"]
+        for number in range(8):
+            assert store.take(f"c{number}", 4, 15).enter(LOG, 0) == (0, False)
+        assert os.listdir(root / ".hub") == ["lock"]
+    ids = {kvspool.open(path).log_id for path in root.glob("c*")}
+    assert len(ids) == 8 * 16
+
+
+def test_a_new_shard_expects_the_log_that_was_announced(root: Path) -> None:
+    root.mkdir()
+    with Store(root) as store:
+        store.enter("JFK", 1, {0: LOG, 1: OTHER})
+        for index, log in enumerate((LOG, OTHER)):
+            shard = store.take("JFK", 1, index)
+            assert [one.log for one in shard.generations] == [log.hex()]
+            assert shard.enter(log, 3) == (0, False)
+            assert shard.enter(log, 3) == (0, True)
+            assert shard.put(log, numbered(0, 3), 0) == Outcome(3, 3)
+        with pytest.raises(Fenced):
+            store.take("JFK", 1, 0).put(OTHER, numbered(0, 1), 0)
+
+
+def test_what_a_crash_left_of_new_shards_is_removed(root: Path) -> None:
+    root.mkdir()
+    (root / ".hub" / "new" / "JFK.1.000" / "kvj").mkdir(parents=True)
+    with Store(root) as store:
+        assert os.listdir(root / ".hub") == ["lock"]
+        store.enter("JFK", 1)
+        assert store.take("JFK", 1, 0).enter(LOG, 0) == (0, False)
+
+
+@pytest.mark.parametrize("name", ["make_directory", "open", "write", "flush", "rename"])
+def test_a_shard_that_cannot_be_made_is_refused_and_made_later(root: Path, name: str) -> None:
+    root.mkdir()
+    with Store(root) as store:
+        store.enter("before", 1)
+        with system.replaced(FailingPort(1, errno.ENOSPC, (name,), every=True)), pytest.raises(HubFull, match="No space"):
+            store.enter("JFK", 1)
+        store.enter("JFK", 1)
+        assert store.take("JFK", 1, 1).enter(LOG, 0) == (0, False)
+
+
+def test_sizes_follow_what_others_do_without_opening_what_is_unchanged(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root.mkdir()
+    with Store(root) as store:
+        for name in ("a", "b"):
+            with kvspool.create(root / name, format="kvj") as log:
+                log.append_many([b"1", b"2"])
+        store.count()
+        assert {client: shards[0].next for client, shards in store.sizes().items()} == {"a": 2, "b": 2}
+        reached(lambda: not store.count() and all(shards[0].is_current for shards in store._counted.values()))
+        with kvspool.open(root / "a") as log:
+            log.append(b"3")
+        opened: list[str] = []
+        monkeypatch.setattr("hub.root.store.open_shard", lambda path, timeout: opened.append(path.name) or open_shard(path, timeout))
+        store.count()
+        assert opened == ["a"] and store.sizes()["a"][0].next == 3
+        shutil.rmtree(root / "b")
+        store.count()
+        assert list(store.sizes()) == ["a"]
 
 
 def test_a_shard_that_was_removed_is_reopened(root: Path) -> None:

@@ -27,11 +27,20 @@ def test_the_unit_runs_a_command_that_there_is(name: str, capfd: pytest.CaptureF
     text = (UNITS / name).read_text().replace("\\\n", " ")
     (line,) = [line for line in text.splitlines() if line.startswith("ExecStart=")]
     words = line.partition("kvspool ")[2].split()
-    command = words[:2] if words[0] == "hub" else words[:1]
+    command = words[:2] if words[0] in ("hub", "pipeline") else words[:1]
     assert main([*command, "--help"]) == 0
     out = capfd.readouterr().out
     assert all(word in out for word in words if word.startswith("--"))
 
 
-def test_there_are_units_of_both() -> None:
-    assert NAMES == ["kvspool-hub.service", "kvspool-ship@.service"]
+def test_there_are_units_of_all_services() -> None:
+    assert NAMES == ["kvspool-hub.service", "kvspool-mirror@.service", "kvspool-pipeline@.service", "kvspool-ship@.service"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_unit_bounds_its_tasks_and_has_the_same_sandbox_as_the_others(name: str) -> None:
+    lines = (UNITS / name).read_text().splitlines()
+    assert any(line.startswith("TasksMax=") for line in lines)
+    sandbox = lines[lines.index("NoNewPrivileges=yes") :]
+    first = (UNITS / NAMES[0]).read_text().splitlines()
+    assert sandbox == first[first.index("NoNewPrivileges=yes") :]

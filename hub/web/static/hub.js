@@ -196,7 +196,10 @@ function showFacts({ status, rates }) {
   fact("Records in", `${count(rates.records)}/s`, `${count(sum(clients.map((client) => client.records)))} since the start`);
   fact("Data in", perSecond(rates.bytes), `${size(sum(clients.map((client) => client.bytes)))} since the start`);
   fact("Clients", count(clients.length), `${count(connected)} connected, ${count(status.connections)} connections${cut && `; cut: ${cut}`}`);
-  fact("Behind", late.length || !clients.length ? count(sum(late.map(behind))) : "unknown", "records that clients still have to send");
+  const silent = late.filter(isEstimate).length;
+  const known = estimated(count(sum(late.map(behind))), silent);
+  const more = silent ? `; ${count(silent)} silent clients are estimated` : "";
+  fact("Behind", late.length || !clients.length ? known : "unknown", `records that clients still have to send${more}`);
   const missing = sum(clients.map(lost));
   fact("Lost", count(missing), `records in gaps; new gaps since the start: ${count(gaps)}`, missing ? "warn" : "");
   showDisk(status);
@@ -229,6 +232,8 @@ function behind(client) {
 }
 
 const orUnknown = (number) => (number < 0 ? "?" : count(number));
+const isEstimate = (client) => client.shards.some((shard) => shard.behind_is_estimate);
+const estimated = (text, isOne) => (isOne ? `≈ ${text}` : text); // of a silent client: by its last report and rate
 
 // The clients.
 
@@ -239,7 +244,7 @@ const COLUMNS = {
   bytes: { title: "Data/s", value: (client, rates) => rates.bytes, show: perSecond, wide: true },
   stored: { title: "Stored", value: stored, show: count, wide: true },
   used: { title: "On disk", value: used, show: size, wide: true },
-  behind: { title: "Behind", value: behind, show: orUnknown },
+  behind: { title: "Behind", value: behind, show: (number, client) => estimated(orUnknown(number), isEstimate(client)) },
   lost: { title: "Lost", value: lost, show: count, mood: (number) => number && "warn" },
   refused: { title: "Refused", value: refused, show: count, mood: (number) => number && "warn", wide: true },
   seen: { title: "Last seen", value: (client) => client.last_seen },
@@ -274,7 +279,7 @@ class ClientRow {
       const column = COLUMNS[key];
       const value = column.value(client, rates);
       if (key === "seen") time(cell, value, now);
-      else say(cell, column.show(value));
+      else say(cell, column.show(value, client));
       if (column.mood) set(cell, "class", column.mood(value) || "");
     }
     set(this.light, "class", client.connections ? "on" : "off");
@@ -359,7 +364,7 @@ const SHARD = [
   ["Records", (shard) => WHOLE.format(shard.records)],
   ["On disk", (shard) => size(shard.used)],
   ["Lost", (shard) => WHOLE.format(shard.lost)],
-  ["Behind", (shard) => orUnknown(shard.behind)],
+  ["Behind", (shard) => estimated(orUnknown(shard.behind), shard.behind_is_estimate)],
   ["Last record", (shard, now) => (shard.last_timestamp ? `${ago(shard.last_timestamp, now)}, ${when(shard.last_timestamp)}` : "none")],
 ];
 

@@ -1,0 +1,306 @@
+"""A server of gRPC: it accepts connections, bounds them from their first byte, and serves their calls.
+
+    with Listener(service, ("127.0.0.1", 0), context=lambda: server_context(chain, key)) as listener:
+        listener.address
+
+One thread has the event loop: it accepts, splits frames, encrypts, and runs the coroutines of the handlers. A small pool has the threads in
+which they block.
+
+**Bounds**, each in `Limits`: connections, in all and of each address, unauthenticated and other; the time of the handshakes; streams of a
+connection, calls of all, and calls that wait for the end of others; headers; the size of messages; three budgets of memory; control
+frames. See `hub.server.http2` and `hub.server.streams`.
+
+**Certificates.** `context` is asked for each accepted connection, so that a new one is used at once. It should return the same object
+while nothing has changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+import ssl
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import suppress
+
+import msgspec
+
+from hub.server.budget import Budget
+from hub.server.call import Code, Service, Status
+from hub.server.connections import WireConnection
+from hub.server.http2 import Budgets
+from hub.server.limits import Address, ConnectionTable, Limits, Peer, Reason
+from hub.server.slots import LATER, CallSlots
+from hub.server.streams import WireStream
+from kvspool import system
+from kvspool.errors import Closed
+from kvspool.system.handles import Handle
+
+BUFFER = 1 << 18  # bytes that are received at once
+BACKLOG = 512  # connections that the kernel queues until they are accepted
+ACCEPTED_AT_ONCE = 64  # then present connections have their turn
+TICK = 1.0  # seconds between two checks of the clock
+_EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+logger = logging.getLogger("kvspool.hub")
+
+
+class ListenerStats(msgspec.Struct, frozen=True):
+    """Statistics of a listener; counts of events are since its start."""
+
+    open: int
+    unauthenticated: int
+    accepted: int
+    refused: dict[Reason, int]
+    cut: dict[Reason, int]
+    calls: int  # being served
+    queued_calls: int
+    refused_calls: int
+    received_memory: int
+    working_memory: int
+    unsent_memory: int
+
+
+class Listener(Handle):
+    """Listens, and serves calls. See the module."""
+
+    def __init__(
+        self,
+        service: Service,
+        listen: Address = ("127.0.0.1", 0),
+        *,
+        context: Callable[[], ssl.SSLContext] | None = None,
+        limits: Limits | None = None,
+        on_event: Callable[[Reason, Address], None] | None = None,
+    ) -> None:
+        """Prepare it. Port 0 means any free one. context: returns the TLS of a new connection; None: plain text.
+
+        on_event: called on the event loop for each refused or cut connection; it must be quick.
+        """
+        self.limits = limits or Limits()
+        self.buffer = memoryview(bytearray(BUFFER))
+        self._service = service
+        self._listen_at = listen
+        self._context = context
+        self._on_event = on_event
+        self._table = ConnectionTable(self.limits)
+        self._connections: set[WireConnection] = set()
+        self._accepted = 0
+        self._refused = dict.fromkeys(Reason, 0)
+        self._cut = dict.fromkeys(Reason, 0)
+        self._grace: float | None = None  # seconds; the listener ends
+        self._is_accepting = False
+        self._ends = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+
+    # For its owner, in any thread.
+
+    def start(self) -> Listener:
+        """Listen, and set `address`; a second call has no effect. Raises OSError if the address can't be listened on."""
+        if self._is_closed:
+            raise Closed("the listener was closed; create a new one")
+        if self._thread is not None:
+            return self
+        family = socket.AF_INET6 if ":" in self._listen_at[0] else socket.AF_INET
+        self._listener = socket.create_server(self._listen_at, family=family, backlog=BACKLOG)
+        self._listener.setblocking(False)
+        self.address: Address = self._listener.getsockname()[:2]
+        self._loop = asyncio.new_event_loop()
+        limits = self.limits
+        self.memory = Budgets(
+            Budget(limits.received_bytes * 5 // 8, self._loop),
+            Budget(limits.received_bytes // 4, self._loop),
+            Budget(limits.working_bytes, self._loop),
+            Budget(limits.unsent_bytes, self._loop),
+            limits.received_bytes // 8,
+        )
+        self.slots = CallSlots(self._service, limits, self._loop)
+        self.pool: Executor = ThreadPoolExecutor(limits.threads, "hub worker")
+        self._thread = threading.Thread(target=self._run, name="hub listener", daemon=True)
+        self._thread.start()
+        return self
+
+    def run_soon(self, work: Callable[[], object]) -> None:
+        """Call a function on the event loop. Callable in any thread."""
+        with suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(work)
+
+    def cut(self, name: str, reason: Reason) -> None:
+        """Cut all connections authenticated by a name, soon."""
+
+        def cut_all() -> None:
+            for connection in list(self._connections):
+                if connection.name == name:
+                    connection.cut(reason)
+
+        self.run_soon(cut_all)
+
+    def stats(self) -> ListenerStats:
+        """Return the statistics so far."""
+        return ListenerStats(
+            open=len(self._connections),
+            unauthenticated=self._table.unauthenticated,
+            accepted=self._accepted,
+            refused={reason: count for reason, count in self._refused.items() if count},
+            cut={reason: count for reason, count in self._cut.items() if count},
+            calls=self.slots.taken,
+            queued_calls=self.slots.waiting,
+            refused_calls=self.slots.refused,
+            received_memory=self.memory.received.used + self.memory.standing.used + self.memory.held,
+            working_memory=self.memory.working.used,
+            unsent_memory=self.memory.unsent.used,
+        )
+
+    def close(self, grace: float = 0.0) -> None:
+        """Stop listening, announce that, wait up to `grace` seconds for present calls, cut the rest, and wait for their handlers."""
+        self._is_closed = True
+        if self._thread is None:
+            return
+
+        def end() -> None:
+            self._grace = grace
+            self._ends.set()
+
+        self.run_soon(end)
+        self._thread.join()
+        self.pool.shutdown()
+
+    def __enter__(self) -> Listener:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # The loop.
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._serve())
+        finally:
+            self._listener.close()
+            self._loop.close()
+
+    async def _serve(self) -> None:
+        self._accept_again()
+        ticking = self._loop.create_task(self._tick())
+        await self._ends.wait()
+        self._stop_accepting()
+        for connection in list(self._connections):
+            connection.retire(Reason.SHUTDOWN)
+        until = system.port.monotonic() + (self._grace or 0.0)
+        while self._connections and system.port.monotonic() < until:
+            await asyncio.sleep(0.02)
+        for connection in list(self._connections):
+            connection.cut(Reason.SHUTDOWN)
+        await self.slots.idle()
+        ticking.cancel()
+        with suppress(asyncio.CancelledError):
+            await ticking
+
+    def _accept_again(self) -> None:
+        if not self._is_accepting and not self._ends.is_set():
+            self._is_accepting = True
+            self._loop.add_reader(self._listener.fileno(), self._accept)
+
+    def _stop_accepting(self) -> None:
+        if self._is_accepting:
+            self._is_accepting = False
+            self._loop.remove_reader(self._listener.fileno())
+
+    def _accept(self) -> None:
+        for _ in range(ACCEPTED_AT_ONCE):
+            try:
+                sock, remote = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in _EXHAUSTED:  # until the next tick, because the kernel reports the same again
+                    self._stop_accepting()
+                    self._note(self._refused, Reason.EXHAUSTED, self.address)
+                    return
+                continue  # the client has left
+            self._open(sock, remote[:2])
+
+    def _open(self, sock: socket.socket, remote: Address) -> None:
+        peer = Peer(remote)
+        reason = self._table.enter(peer)
+        if reason is not None:
+            with suppress(OSError):
+                sock.close()
+            self._note(self._refused, reason, remote)
+            return
+        self._accepted += 1
+        try:
+            self._connections.add(WireConnection(self, sock, peer, None if self._context is None else self._context()))
+        except OSError:
+            sock.close()
+            self._table.leave(peer)
+
+    def acquaint(self, connection: WireConnection, name: str) -> None:
+        """Note the name of a connection."""
+        self._table.acquaint(connection.peer, name)
+
+    def left(self, connection: WireConnection, reason: Reason | None) -> None:
+        """Forget a closed connection."""
+        self._connections.discard(connection)
+        self._table.leave(connection.peer)
+        if reason is not None:
+            self._note(self._cut, reason, connection.peer.remote)
+
+    def _note(self, counts: dict[Reason, int], reason: Reason, remote: Address) -> None:
+        counts[reason] += 1
+        if self._on_event is not None:
+            self._on_event(reason, remote)
+
+    async def _tick(self) -> None:
+        limits = self.limits
+        times = limits.handshake_seconds, limits.authentication_seconds, limits.idle_seconds, limits.queued_seconds, limits.stall_seconds
+        step = min(TICK, min(times) / 4)
+        while True:
+            await asyncio.sleep(step)
+            try:
+                self._look(system.port.monotonic())
+            except Exception:
+                logger.exception("a check of the connections failed; the hub continues")
+
+    def _look(self, now: float) -> None:
+        """Accept again after a lack of descriptors, and end what is late."""
+        self._accept_again()
+        for connection in list(self._connections):
+            connection.look(now)
+        self.slots.refuse_late(now)
+        self._end_stalled(now)
+
+    def _end_stalled(self, now: float) -> None:
+        """End the slowest calls with memory for which others have waited long."""
+        before = now - self.limits.stall_seconds
+        streams = [stream for connection in self._connections for stream in connection.session.streams.values()]
+        needed = bytes_missing(self.memory.received, before)
+        if needed:
+            partial = [stream for stream in streams if stream.inward.partial and stream.inward.began < before]
+            for stream in sorted(partial, key=lambda stream: stream.inward.rate):
+                if needed > 0:
+                    needed -= stream.inward.partial
+                    self._abort(stream, "its message takes too long")
+        needed = bytes_missing(self.memory.unsent, before)
+        if needed:
+            unread = [stream for stream in streams if stream.outward.unsent and stream.outward.stalled_since < before]
+            for stream in sorted(unread, key=lambda stream: stream.outward.stalled_since):
+                if needed > 0:
+                    needed -= stream.outward.unsent
+                    self._abort(stream, "its client doesn't read")
+
+    def _abort(self, stream: WireStream, words: str) -> None:
+        logger.info("ended a call: %s, and others need the memory", words)
+        stream.abort(Status(Code.RESOURCE_EXHAUSTED, f"ended, because {words}, and others need the memory; retry in {LATER} s"))
+
+
+def bytes_missing(budget: Budget, before: float) -> int:
+    """Return how many bytes the next request lacks, if it has waited since before a time; else 0."""
+    request = budget.next
+    return 0 if request is None or request.since >= before else max(1, request.size - (budget.most - budget.used))

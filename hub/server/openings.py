@@ -1,0 +1,57 @@
+"""The calls of shippers that are being opened: a bounded number. The hub refuses others before any work, with the time until a retry.
+
+To open a call, the hub finds or makes its shards. When thousands of clients connect at once, many would wait until they time out, and then
+retry. The hub would work for calls that are gone. So it accepts only as many as it can open soon.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from hub.errors import HubFull
+from kvspool import system
+from kvspool.system.handles import Handle
+
+MOST = 512  # calls that are being opened
+LEAST_WAIT, LONGEST_WAIT = 1.0, 60.0  # seconds
+WEIGHT = 0.1  # of the last call in the mean time between two
+
+
+class Openings(Handle):
+    """Counts the calls that are being opened. Thread-safe."""
+
+    def __init__(self, most: int = MOST) -> None:
+        self.refused = 0  # refused calls
+        self._most = most
+        self._count = 0
+        self._mean = 0.0  # seconds between the ends of two of them, while others wait
+        self._ended_at = 0.0
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return self._count
+
+    @contextmanager
+    def admitted(self) -> Iterator[None]:
+        """Count a call inside the `with` block, in which it is opened. Raises HubFull for too many."""
+        with self._lock:
+            if self._count >= self._most:
+                self.refused += 1
+                raise HubFull(f"the hub is opening {self._count} calls, which is the limit", self._wait())
+            if not self._count:
+                self._ended_at = system.port.monotonic()  # it was idle
+            self._count += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._count -= 1
+                now = system.port.monotonic()
+                self._mean += WEIGHT * (now - self._ended_at - self._mean)
+                self._ended_at = now
+
+    def _wait(self) -> float:
+        """Return after how many seconds those before a new call will probably have been opened."""
+        return min(max(LEAST_WAIT, self._count * self._mean), LONGEST_WAIT)

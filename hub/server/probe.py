@@ -1,0 +1,147 @@
+"""The hub's probe of itself: it connects like any client, authenticates, asks for the list of changes, and ships a record.
+
+    [root]/.hub/probe/     its own store, created at each start; readers and mirrors don't see it
+
+A hub may answer its page while it does no work. A full pool, a held lock or a disk that hangs stops every client, and no counter shows it.
+Each probe goes the whole way, at the hub's level. If none has succeeded for `LIMIT`, the hub is unhealthy.
+
+With `--client-ca` a caller needs a certificate, which the hub doesn't have for itself. Then the probe lists and stores without the network.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+
+import kvspool
+from hub.client.connection import Connection, Security
+from hub.client.remote import RemoteHub
+from hub.protocol.ingest import VERSION, Opening, Put, ShippedLog
+from hub.root import columns
+from hub.root.columns import SequencedBatch
+from hub.root.store import PRIVATE, Store
+from hub.server.shard_index import ShardIndex
+from kvspool import system
+from kvspool.journal import Journal, Retention
+from kvspool.system.handles import Handle
+from shard import route
+
+PRINCIPAL = ".probe"  # no access file can have this name
+INTERVAL = 2.0  # seconds between two probes
+CALL = 5.0  # seconds after which a call of the probe is ended
+LIMIT = 8.0  # seconds without a success after which the hub counts as unhealthy
+SEGMENT = 1 << 16  # bytes of a segment of the probe's shard
+TRIMMED = 500  # probes after which full segments are removed
+logger = logging.getLogger("kvspool.hub")
+
+
+class ProbedAddress(NamedTuple):
+    """Where and how the probe connects. location None: without the network."""
+
+    location: str | None
+    security: Security = Security()
+
+
+class Probe(Handle):
+    """Probes a hub on its own thread, from `start` to `close`. Other threads call `trouble`."""
+
+    def __init__(self, root: Path, index: ShardIndex, address: Callable[[], ProbedAddress]) -> None:
+        """address: returns the present one, for each probe."""
+        self.client = f"probe-{system.port.random(16).hex()}"  # no other client knows it
+        self._index = index
+        self._address = address
+        folder = root / PRIVATE / "probe"
+        shutil.rmtree(folder, ignore_errors=True)
+        system.port.make_directory(folder)
+        self._path = folder / route.directory_name(self.client, 0, 0)
+        kvspool.create(self._path, format="kvj", segment_bytes=SEGMENT).close()
+        self.store = Store(folder)
+        self._log = system.port.random(16)
+        self._token = ""  # of the last list of changes
+        self._probes = 0
+        self._succeeded = system.port.monotonic()
+        self._error = ""
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="hub probe", daemon=True)
+
+    def start(self) -> None:
+        """Begin to probe."""
+        self._succeeded = system.port.monotonic()
+        self._thread.start()
+
+    def close(self) -> None:
+        """End, after the probe in progress."""
+        self._is_over.set()
+        if self._thread.is_alive():
+            self._thread.join(2 * CALL)
+        self.store.close()
+
+    def trouble(self) -> str:
+        """Return why the hub doesn't do its work, in a sentence; empty if it does."""
+        seconds = system.port.monotonic() - self._succeeded
+        if seconds <= LIMIT:
+            return ""
+        error = self._error  # the thread may replace it
+        return f"the hub has not done its work for {seconds:.0f} s: its own probe {f'failed: {error}' if error else 'is not answered'}"
+
+    def _run(self) -> None:
+        while not self._is_over.wait(INTERVAL):
+            began = system.port.monotonic()
+            try:
+                self.probe()
+            except Exception as error:
+                words = f"{type(error).__name__}: {error}"[:500]
+                if not self._error:
+                    logger.warning("the hub's probe failed: %s", words)
+                self._error = words
+            else:
+                self._succeeded, self._error = began, ""
+
+    def probe(self) -> None:
+        """Do once what clients do. Raises the error that they would get."""
+        location, security = self._address()
+        self._probes += 1
+        if location is None:
+            self._within()
+        else:
+            self._over_network(location, security)
+        if self._probes % TRIMMED == 0:
+            journal: Journal = kvspool.open(self._path, format="kvj")
+            with journal:
+                journal.trim(Retention(max_bytes=0))
+
+    def _over_network(self, location: str, security: Security) -> None:
+        with RemoteHub(location, security=security, timeout=CALL) as remote:
+            self._token = remote.changes(self._token).token
+        opening = Opening(VERSION, self.client, 0, [ShippedLog(0, self._log, self._probes)])
+        with Connection(location, security, opening, CALL) as connection:
+            next = connection.opened.places[0].next
+            connection.put(Put(0, next, next, next + 1, True), _record(next).batch)
+            while connection.stored.get(0, 0) <= next and not connection.refused:
+                connection.hear()
+            for error in connection.refused.values():
+                raise error
+            connection.finish()
+
+    def _within(self) -> None:
+        self._token = self._index.look(self._token, lambda client: False).token
+        self.store.enter(self.client, 0)
+        shard = self.store.take(self.client, 0, 0)
+        try:
+            next, _ = shard.enter(self._log, max(self._probes, shard.journal.end()))
+            shard.put(self._log, _record(next), next)
+            shard.sync()
+        finally:
+            self.store.give_back(self.client, 0)
+
+
+def _record(sequence: int) -> SequencedBatch:
+    row = {"timestamp": system.port.now(), "type": 0, "key": None, "value": b"probe", "codec": 0}
+    arrays = [pa.array([row[field.name]], field.type) for field in columns.SCHEMA]
+    return SequencedBatch(sequence, pa.RecordBatch.from_arrays(arrays, schema=columns.SCHEMA))
