@@ -200,7 +200,7 @@ class Disk:
         return self.twin.FrameScanner(self.ring, self.control, self.seed)
 
     def writer(self, holder: bytes = bytes(48)) -> Any:
-        return self.twin.FrameWriter(self.ring, self.control, self.seed, None, memoryview(holder), self.policy != 0, 0, front=self.front)
+        return self.twin.FrameWriter(self.ring, self.control, self.seed, None, memoryview(holder), self.policy != 0, front=self.front)
 
     def is_in_place(self) -> bool:
         """Return whether the log is in these files."""

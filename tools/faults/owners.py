@@ -35,7 +35,7 @@ from kvspool.kernel import frames as frames_loops
 from kvspool.kernel import frames_py as frames
 from kvspool.kernel.frames import FrameWriter
 from kvspool.kernel.lock import AppendLock
-from kvspool.kernel.lock_py import SLOT
+from kvspool.kernel.lock_py import OWNER
 from kvspool.spool.spool_files import SpoolFiles
 
 CAPACITY = 64 << 20
@@ -82,7 +82,7 @@ class Writer:
                     words[2 + number + at] = first + at + 1
                 number += count
                 if not words[0]:
-                    words[0] = lock.own & SLOT
+                    words[0] = lock.own & OWNER
             time.sleep(noise.random() * REST)
         signal.pause()
 
@@ -182,7 +182,7 @@ class Campaign:
 
     def owner(self) -> Writer | None:
         """Return the writer that the word of the lock names."""
-        slot = self.control[frames.LOCK] & SLOT
+        slot = self.control[frames.LOCK] & OWNER
         return next((writer for writer in self.writers if slot and writer.slot == slot), None)
 
     def victim(self) -> Writer:
@@ -214,11 +214,11 @@ class Campaign:
         """Kill a writer, and keep what its ledger says."""
         slot = writer.slot
         is_stopped = process_state(writer.pid) == "T"
-        owned = bool(slot) and self.control[frames.LOCK] & SLOT == slot
+        owned = bool(slot) and self.control[frames.LOCK] & OWNER == slot
         writer.kill()
         # A stopped owner stays the owner; of another one, only a word that still names it after its end proves that it was.
         if owned and not is_stopped:
-            owned = self.control[frames.LOCK] & SLOT == slot
+            owned = self.control[frames.LOCK] & OWNER == slot
         self.counts["killed"] += 1
         self.counts["owners"] += owned
         self.dead[writer.life] = writer.read()
