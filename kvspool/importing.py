@@ -3,9 +3,13 @@
 import os
 import sys
 from _thread import RLock
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from types import FrameType, ModuleType
 
+AGAIN = 0.01  # seconds until a SIGINT that arrived during an import is handled
+_IMPORTER = "<frozen importlib._bootstrap>"
 _lock = RLock()  # a package and its modules import each other: threads that begin at different ones would see unfinished ones
 
 
@@ -52,3 +56,41 @@ def _import_whole(name: str) -> ModuleType:
             signal(SIGINT, before)
             if arrived:
                 raise_signal(SIGINT)
+
+
+@contextmanager
+def interrupts_outside_imports() -> Iterator[None]:
+    """Inside the `with` block, make SIGINT raise KeyboardInterrupt outside of imports only.
+
+    The importer has callbacks that print an exception and continue: Ctrl-C would be lost. A SIGINT that arrives during an import is handled
+    a moment after it. Does nothing in another thread than the main one, or if the program has its own handler.
+    """
+    from signal import ITIMER_REAL, SIG_DFL, SIGALRM, SIGINT, default_int_handler, getsignal, setitimer, signal
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if _is_importing(frame):
+            setitimer(ITIMER_REAL, AGAIN)
+        else:
+            default_int_handler(number, frame)
+
+    before = getsignal(SIGINT), getsignal(SIGALRM)
+    try:
+        if before == (default_int_handler, SIG_DFL):
+            signal(SIGALRM, interrupt)
+            signal(SIGINT, interrupt)
+    except ValueError:
+        before = None, None
+    try:
+        yield
+    finally:
+        if before == (default_int_handler, SIG_DFL):
+            signal(SIGINT, default_int_handler)
+            setitimer(ITIMER_REAL, 0)
+            signal(SIGALRM, SIG_DFL)
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    """Return whether a module is being imported by a frame or its callers."""
+    while frame is not None and frame.f_code.co_filename != _IMPORTER:
+        frame = frame.f_back
+    return frame is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import signal
 import subprocess
 import sys
@@ -194,6 +195,33 @@ def test_an_interrupt_from_outside_at_any_time_after_the_first_module_is_quiet(t
         child.send_signal(signal.SIGINT)  # within its import, perhaps
         out, err = child.communicate(timeout=60)
         assert (child.returncode, out, err) == (130, "", ""), file
+
+
+SWALLOWED = """
+import signal, sys
+from kvspool.importing import interrupts_outside_imports
+with interrupts_outside_imports():
+    try:
+        import swallows
+        while True:
+            signal.pause()
+    except KeyboardInterrupt:
+        print("interrupted", swallows.__name__)
+"""
+SWALLOWS = """
+import signal, weakref
+class Dropped: pass
+dropped = Dropped()
+callback = weakref.ref(dropped, lambda _: signal.raise_signal(signal.SIGINT))
+del dropped  # an exception in the callback is printed, and ends there
+"""
+
+
+def test_an_interrupt_that_an_import_would_swallow_is_raised_after_it(tmp_path: Path) -> None:
+    (tmp_path / "swallows.py").write_text(SWALLOWS)
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
+    done = subprocess.run([sys.executable, "-c", SWALLOWED], env=environment, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted swallows\n", "")
 
 
 RESUMED = """

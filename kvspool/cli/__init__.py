@@ -7,8 +7,9 @@ This module imports nothing before `main` runs: from its first line on, Ctrl-C e
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code; `argv`: the arguments, by default the process's."""
     try:
-        from kvspool.importing import import_whole
+        from kvspool.importing import import_whole, interrupts_outside_imports
 
-        return int(import_whole("kvspool.cli.command").main(argv))
+        with interrupts_outside_imports():
+            return int(import_whole("kvspool.cli.command").main(argv))
     except KeyboardInterrupt:
         return 130
