@@ -10,7 +10,7 @@ from typing import Any
 from pyarrow import flight
 
 from hub.security.access import Access
-from hub.security.certificates import KeyPair
+from hub.security.certificates import CertifiedKey
 from hub.security.tokens import Token
 from hub.server.authentication import Authentication, Standing
 from hub.server.call import Call
@@ -65,7 +65,7 @@ class GuardedServer:
 
 
 @contextmanager
-def served(access: Access, pair: KeyPair | None = None, authority: bytes | None = None) -> Iterator[GuardedServer]:
+def served(access: Access, pair: CertifiedKey | None = None, authority: bytes | None = None) -> Iterator[GuardedServer]:
     """Run a server on a loopback address: with TLS if there is a pair, for clients with certificates if there is an authority."""
     server = GuardedServer(Authentication(access, uses_certificates=authority is not None))
     context = None if pair is None else server_context(pair.chain, pair.key, authority)

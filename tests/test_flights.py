@@ -150,10 +150,10 @@ def test_a_flight_that_comes_twice_or_from_elsewhere_is_not_ticked_off(tmp_path:
     found = [(0, "EWR"), (1, "EWR"), (1, "EWR"), (2, "JFK"), (9, "EWR")]
     with shard.create(tmp_path, prefix="EWR", bits=0, capacity="64KiB") as shards:
         shards.append_many([{"row": row, "origin": origin} for row, origin in found])
-    ledger = flights.Ledger(multiprocessing.get_context("spawn"), 1)
-    flights.tick_off(str(tmp_path), len(found), ledger)
-    assert ledger.followed() == {"EWR": 5, "JFK": 0, "LGA": 0}
-    assert ledger.different() == {"EWR": 2, "JFK": 0, "LGA": 0}
+    progress = flights.Progress(multiprocessing.get_context("spawn"), 1)
+    flights.tick_off(str(tmp_path), len(found), progress)
+    assert progress.followed() == {"EWR": 5, "JFK": 0, "LGA": 0}
+    assert progress.different() == {"EWR": 2, "JFK": 0, "LGA": 0}
 
 
 def test_a_shard_that_differs_from_its_spool_counts_for_nothing(tmp_path: Path, flights: ModuleType) -> None:

@@ -209,7 +209,7 @@ def _is_ready(stamp, extras, may_install):
         and stamp["sources"] == _sources()
         and _requirements(extras) <= _requirements(stamp["extras"])
         and stamp["seems_to_compile"] == _seems_to_compile(stamp)
-        and (_twins_lie_there() if stamp["can_compile"] else not (may_install and _can_apt()))
+        and (_are_twins_built() if stamp["can_compile"] else not (may_install and _can_apt()))
     )
 
 
@@ -356,7 +356,7 @@ def _build_in_sight():
     return has_twins()
 
 
-def _twins_lie_there():
+def _are_twins_built():
     return all(list(ROOT.glob(f"{name.replace('.', '/')}.*.so")) for name in twins())
 
 

@@ -191,12 +191,12 @@ class Way:
         self.hub = Hub(self.root, self.security, self.logs / "hub.log")
         self.shippers = [Shipper(client, self.spools / client, self.hub, self.logs / f"ship-{client}.log") for client in CLIENTS]
         context = multiprocessing.get_context("spawn")
-        self.ledger = Ledger(context, options.writers)
-        self.follower = context.Process(target=follow, args=(str(self.root), total, self.ledger), name="the follower", daemon=True)
+        self.progress = Progress(context, options.writers)
+        self.follower = context.Process(target=follow, args=(str(self.root), total, self.progress), name="the follower", daemon=True)
         self.writers = [
             context.Process(
                 target=write,
-                args=(number, options.writers, total, str(self.spools), self.ledger),
+                args=(number, options.writers, total, str(self.spools), self.progress),
                 name=f"writer {number + 1} of {options.writers}",
                 daemon=True,
             )
@@ -215,17 +215,17 @@ class Way:
         moved, last = time.monotonic(), None
         while not (self.is_over and kills.are_over):
             self._refuse_death()
-            appended = self.ledger.appended()
+            appended = self.progress.appended()
             kills.look(appended, sum(appended.values()) / self.total)
-            self.ledger.allowed.value = kills.allowed if self._is_computing else min(kills.allowed, self._live)
+            self.progress.allowed.value = kills.allowed if self._is_computing else min(kills.allowed, self._live)
             self._report(appended)
-            figures = (appended, self.acknowledged, self.ledger.followed(), self.computed())
+            figures = (appended, self.acknowledged, self.progress.followed(), self.computed())
             if figures != last:
                 moved, last = time.monotonic(), figures
             elif time.monotonic() - moved > (QUIET if self._is_computing else START):
                 raise Failure(f"nothing has moved for {time.monotonic() - moved:.0f} s; see the output of all processes in {self.logs}")
             time.sleep(LOOK)
-        self._report(self.ledger.appended())
+        self._report(self.progress.appended())
         for shipper in self.shippers:
             shipper.stop()
         if self.pipeline is not None:
@@ -271,7 +271,7 @@ class Way:
         """Return whether all records are appended and acknowledged, and follower and pipeline have read them or have failed."""
         if any(process.is_alive() for process in (self.follower, *self.writers)):
             return False
-        appended = self.ledger.appended()
+        appended = self.progress.appended()
         is_acknowledged = all(shipper.acknowledged == appended[shipper.client] for shipper in self.shippers)
         if is_acknowledged and not self.shipped_at:
             self.shipped_at = time.monotonic()
@@ -284,25 +284,25 @@ class Way:
         """Return the number of records at each station."""
         from hub import HubRoot
 
-        ledger = self.ledger
+        progress = self.progress
         with HubRoot.open(self.root) as root:
             stored = {client.client: client.records for client in root.stats().clients}
         acknowledged = {shipper.client: shipper.acknowledged for shipper in self.shippers}
         stations = [
-            Station(f"appended by {len(self.writers)} writers", ledger.appended(), ledger.writers_seconds),
-            Station("acknowledged by the hub", acknowledged, self.shipped_at - ledger.begin),
+            Station(f"appended by {len(self.writers)} writers", progress.appended(), progress.writers_seconds),
+            Station("acknowledged by the hub", acknowledged, self.shipped_at - progress.begin),
             Station("stored in its root", stored),
-            Station("read live from there", ledger.followed(), ledger.follower_seconds),
-            Station("different flights read there", ledger.different()),
+            Station("read live from there", progress.followed(), progress.follower_seconds),
+            Station("different flights read there", progress.different()),
         ]
         if self.pipeline is not None:
-            stations.append(Station("read live by the pipeline", self.computed(), self.drained_at - ledger.begin))
+            stations.append(Station("read live by the pipeline", self.computed(), self.drained_at - progress.begin))
         return stations
 
     def _report(self, appended: dict) -> None:
         """Show the progress of all processes."""
         everything = sum(appended.values())
-        acknowledged, followed = self.acknowledged, sum(self.ledger.followed().values())
+        acknowledged, followed = self.acknowledged, sum(self.progress.followed().values())
         if not self.shipped_at and acknowledged == self.total:
             self.shipped_at = time.monotonic()
         states = Counter(shipper.said.get("state", "starting") for shipper in self.shippers)
@@ -341,7 +341,7 @@ class Way:
                     stack.callback(process.kill)
 
 
-class Ledger:
+class Progress:
     """Progress of writers and follower, in shared memory."""
 
     def __init__(self, context, writers: int) -> None:
@@ -392,12 +392,12 @@ class Ledger:
         return self.followed_at.value - self.begin
 
 
-def write(number: int, writers: int, total: int, spools: str, ledger: Ledger) -> None:
+def write(number: int, writers: int, total: int, spools: str, progress: Progress) -> None:
     """In a separate process: append one writer's share of the flights."""
     _belong_to_the_parent()
     from shard import ShardSet
 
-    ledger.begun[number] = time.monotonic()
+    progress.begun[number] = time.monotonic()
     shards = {client: ShardSet.open(Path(spools, client), prefix=client) for client in CLIENTS}
     batches: dict = {client: [] for client in CLIENTS}
     whole = share_size(number, writers, total)
@@ -405,13 +405,13 @@ def write(number: int, writers: int, total: int, spools: str, ledger: Ledger) ->
         batch = batches[flight["origin"]]
         batch.append(flight)
         if len(batch) == BATCH:
-            ledger.await_leave(number, whole)
-            ledger.count(number, flight["origin"], append(shards[flight["origin"]], batch))
+            progress.await_leave(number, whole)
+            progress.count(number, flight["origin"], append(shards[flight["origin"]], batch))
             batch.clear()
     for client, batch in batches.items():
-        ledger.await_leave(number, whole)
-        ledger.count(number, client, append(shards[client], batch))
-    ledger.ended[number] = time.monotonic()
+        progress.await_leave(number, whole)
+        progress.count(number, client, append(shards[client], batch))
+    progress.ended[number] = time.monotonic()
 
 
 def append(shards, flights: list) -> int:
@@ -420,13 +420,13 @@ def append(shards, flights: list) -> int:
     return sum(map(len, shards.append_many(flights, keys=keys).values()))
 
 
-def follow(root: str, total: int, ledger: Ledger) -> None:
+def follow(root: str, total: int, progress: Progress) -> None:
     """In a separate process: follow the hub root."""
     _belong_to_the_parent()
-    tick_off(root, total, ledger)
+    tick_off(root, total, progress)
 
 
-def tick_off(root: str, total: int, ledger: Ledger) -> None:
+def tick_off(root: str, total: int, progress: Progress) -> None:
     """Read until every record has arrived or was lost; give up after a long time without any.
 
     Each flight is marked by its row in the file, and must arrive once, from its own airport.
@@ -443,20 +443,20 @@ def tick_off(root: str, total: int, ledger: Ledger) -> None:
     with HubRoot.open(root) as hub_root:
         for record in hub_root.follow("earliest", timeout=START, on_gap="yield"):
             if isinstance(record, Gap):
-                ledger.gaps[0] += 1
-                ledger.gaps[1] += record.count
+                progress.gaps[0] += 1
+                progress.gaps[1] += record.count
                 left -= record.count
             else:
                 place = places[record.client]
                 flight = decode(record.value)
                 if flight.origin == record.client and 0 <= flight.row < total and not is_ticked[flight.row]:
                     is_ticked[flight.row] = True
-                    ledger.ticked[place] += 1
-                ledger.read[place] += 1
+                    progress.ticked[place] += 1
+                progress.read[place] += 1
                 left -= 1
             if left <= 0:
                 break
-    ledger.followed_at.value = time.monotonic()
+    progress.followed_at.value = time.monotonic()
 
 
 def share(number: int, writers: int, total: int):
@@ -755,7 +755,7 @@ def show_summary(way: Way, stations: list, differs: str, timings: dict, output: 
         table.add_row(station.name, *counts, f"{station.total:,}", *_rate(station.total, station.seconds))
     console.print(table)
     console.print(f"{_timings(timings)}. All files are in {output}", highlight=False, soft_wrap=True)
-    gaps, lost = way.ledger.gaps
+    gaps, lost = way.progress.gaps
     wrong = [station.name for station in stations if station.counts != stations[0].counts or station.total != stations[0].total]
     if way.pipeline is not None and not differs:
         console.print("The pipeline's flights, cancellations and delays are those of the file", highlight=False)
@@ -763,9 +763,9 @@ def show_summary(way: Way, stations: list, differs: str, timings: dict, output: 
         killed = f", {way.options.kills} x a shipper and {way.options.kills} x the hub killed during the job" if way.options.kills else ""
         console.print(f"[bold green]All {way.total:,} records are at every station, each once; gaps: 0[/]{killed}", highlight=False)
         return 0
-    told = ", ".join(wrong) or differs
+    differing = ", ".join(wrong) or differs
     console.print(
-        f"[bold red]The counts differ, or records were lost:[/] {told}; gaps: {gaps:,}, with {lost:,} records. If the spools "
+        f"[bold red]The counts differ, or records were lost:[/] {differing}; gaps: {gaps:,}, with {lost:,} records. If the spools "
         "are too small to keep what the hub has not acknowledged yet, give a larger --capacity or more --bits",
         highlight=False,
         soft_wrap=True,

@@ -401,7 +401,7 @@ def latency(folder: Path, pki: Path, rounds: int, size: Size) -> Iterator[dict[s
 
 def compared(name: str, unit: str, floor_name: str, pairs: list[tuple[Run, Run]]) -> dict[str, object]:
     """Return the medians, with the processor microseconds per record of the clients and the hub."""
-    ours, floors = ([pair[side] for pair in pairs] for side in (0, 1))
+    ours, floors = ([both[side] for both in pairs] for side in (0, 1))
 
     def microseconds(runs: list[Run], side: str) -> float:
         return statistics.median(1e6 * getattr(run, side) / (run.rate * run.seconds) for run in runs)

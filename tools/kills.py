@@ -54,21 +54,21 @@ class Kills:
         elif len(self.killed) < len(self.targets):
             target = self.targets[len(self.killed)]
             passed = share * (len(self.targets) + 1) - len(self.killed) - 1
-            if passed >= (INSIDE if self._behind(target, appended) else LATE):
+            if passed >= (INSIDE if self._in_transit(target, appended) else LATE):
                 self._kill(target, appended)
 
     def _kill(self, target: Daemon, appended: dict[str, int]) -> None:
         """Kill a process, and restart it."""
         self._before = {shipper: (shipper.acknowledged, shipper.said["outages"]) for shipper in self.shippers}
-        pid, behind = target.pid, self._behind(target, appended)
+        pid, in_transit = target.pid, self._in_transit(target, appended)
         self._since = time.monotonic()
         target.kill()
         self._is_flowing = False
         self.killed.append(target)
-        self._say(f"[bold red]killed[/] {target.name} (SIGKILL, process {pid}), with {behind:,} records in transit")
+        self._say(f"[bold red]killed[/] {target.name} (SIGKILL, process {pid}), with {in_transit:,} records in transit")
         target.start()
 
-    def _behind(self, target: Daemon, appended: dict[str, int]) -> int:
+    def _in_transit(self, target: Daemon, appended: dict[str, int]) -> int:
         """Return how many records have yet to pass a process, by the shippers' reports."""
         concerned = [target] if isinstance(target, Shipper) else self.shippers
         return sum(appended[shipper.client] - shipper.acknowledged for shipper in concerned)

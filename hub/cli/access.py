@@ -305,12 +305,12 @@ def _made(arguments: argparse.Namespace, files: str, make: Any, name: Any, folde
     from hub.security.certificates import moment
 
     try:
-        pair = make(arguments.directory, name, days=arguments.days, replaces=arguments.force)
+        certified = make(arguments.directory, name, days=arguments.days, replaces=arguments.force)
     except FileExistsError as error:  # another process has just created it
         raise CertificateError(f"{error.filename2 or error.filename} already exists") from error
     except ValueError as error:
         raise BadInput(str(error)) from error
-    until = moment(pair.certificate.not_after)
+    until = moment(certified.certificate.not_after)
     print(output.escape(f"created {files} in {folder or arguments.directory}, valid until {until}"))
     return 0
 

@@ -82,7 +82,7 @@ def _clients(found: HubCounts) -> Table:
                 f"{one.records:,}",
                 sizes.show(one.used) + (f" of {sizes.show(one.quota_bytes)}" if one.quota_bytes else ""),
                 *map(_number, (one.generations, one.lost)),
-                _behind(one),
+                _missing(one),
                 _number(one.connections),
                 when(one.last_timestamp),
             ]
@@ -95,12 +95,12 @@ def _shards(found: HubCounts) -> Table:
     for client in found.clients:
         for one in client.shards:
             places = [f"{one.first_sequence:,}", f"{one.next_sequence:,}", f"{one.records:,}", sizes.show(one.used)]
-            numbers = [_number(one.generations), _number(one.lost), _behind(one)]
+            numbers = [_number(one.generations), _number(one.lost), _missing(one)]
             rows.append([f"{client.client} {one.index}", *places, *numbers, when(one.last_timestamp)])
     return _table("shard", ["first", "next", "records", "bytes", "generations", "lost", "behind"], "last record", rows)
 
 
-def _behind(one: ClientCounts | ShardCounts) -> str:
+def _missing(one: ClientCounts | ShardCounts) -> str:
     """Return the records that only the client has; an estimate is marked."""
     return f"{'≈ ' if one.behind_is_estimate else ''}{_number(one.behind)}"
 

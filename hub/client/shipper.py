@@ -507,9 +507,9 @@ class _Waiter(Handle):
         if is_rung and not self._watcher.is_blind:
             self._watcher.wait(timeout)
         else:
-            self._doze(senders, timeout)
+            self._wait_for_work(senders, timeout)
 
-    def _doze(self, senders: list[LogSender], timeout: float) -> None:
+    def _wait_for_work(self, senders: list[LogSender], timeout: float) -> None:
         """Wait without inotify, because the system has no watch left: check only the ends, less often as time passes.
 
         A process with many shippers would use up a processor by checking everything every few milliseconds.

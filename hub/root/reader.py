@@ -180,7 +180,7 @@ class HubReader(Handle):
         gone = [key for key, one in self._positions.items() if route.directory_name(key[0], one.bits, key[1]) not in names]
         current = {key: self._place(key) for key in self._positions.keys() - set(gone)}
         if current != self._committed:
-            self._settle(current)
+            self._flush_read(current)
             positions.store(self._path, current)
             self._committed = current
         for key in gone:
@@ -188,7 +188,7 @@ class HubReader(Handle):
                 self.drop(key)
         return {key: one.sequence for key, one in current.items()}
 
-    def _settle(self, current: dict[Key, Position]) -> None:
+    def _flush_read(self, current: dict[Key, Position]) -> None:
         """Write the read records of journals to disk; otherwise a crash of the machine could leave the positions ahead of them."""
         for key, one in current.items():
             if one != self._committed.get(key):

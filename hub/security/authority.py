@@ -19,7 +19,7 @@ from pathlib import Path
 
 from hub.errors import CertificateError
 from hub.security import private
-from hub.security.certificates import KeyPair, read_pair
+from hub.security.certificates import CertifiedKey, read_certified_key
 from kvspool import system
 from kvspool.errors import MissingExtra
 
@@ -49,7 +49,7 @@ class Signer:
     certificate: x509.Certificate | None = None
 
 
-def make_authority(directory: str | os.PathLike[str], names: Sequence[str], *, days: int = DAYS, replaces: bool = False) -> KeyPair:
+def make_authority(directory: str | os.PathLike[str], names: Sequence[str], *, days: int = DAYS, replaces: bool = False) -> CertifiedKey:
     """Create an authority and a certificate of a server with these names (hosts, addresses). Return the server's.
 
     A missing directory is created. Raises CertificateError if such files exist, unless `replaces`, which makes every certificate of the old
@@ -66,10 +66,10 @@ def make_authority(directory: str | os.PathLike[str], names: Sequence[str], *, d
     builder = builder.add_extension(_usage(signs_certificates=True), critical=True)
     certificate = builder.sign(key, hashes.SHA256())
     signer = Signer(name, key, certificate)
-    pair = _issue(signer, names[0], alternatives, _SERVER, days)
-    _store(directory / "ca", KeyPair.parse(_pem(certificate), _key_pem(key)), replaces)
-    _store(directory / "server", pair, replaces)
-    return pair
+    certified = _issue(signer, names[0], alternatives, _SERVER, days)
+    _store(directory / "ca", CertifiedKey.parse(_pem(certificate), _key_pem(key)), replaces)
+    _store(directory / "server", certified, replaces)
+    return certified
 
 
 def make_server(
@@ -79,8 +79,8 @@ def make_server(
     days: int = DAYS,
     replaces: bool = False,
     output: str | os.PathLike[str] | None = None,
-) -> KeyPair:
-    """Create a server's certificate, signed by the authority of the directory; raises as `make_authority` and `read_pair`.
+) -> CertifiedKey:
+    """Create a server's certificate, signed by the authority of the directory; raises as `make_authority` and `read_certified_key`.
 
     output: the directory of the two files, created if it is missing; None: that of the authority.
     """
@@ -88,34 +88,34 @@ def make_server(
     folder = directory if output is None else Path(os.path.abspath(output))
     alternatives = _alternatives(names)
     _refuse_existing(folder, ("server",), replaces)
-    pair = _issue(_signer(directory), names[0], alternatives, _SERVER, days)
+    certified = _issue(_signer(directory), names[0], alternatives, _SERVER, days)
     _make_directory(folder)
-    _store(folder / "server", pair, replaces)
-    return pair
+    _store(folder / "server", certified, replaces)
+    return certified
 
 
-def make_client(directory: str | os.PathLike[str], name: str, *, days: int = DAYS, replaces: bool = False) -> KeyPair:
-    """Create a client's certificate, signed by the authority of the directory; raises as `make_authority` and `read_pair`."""
+def make_client(directory: str | os.PathLike[str], name: str, *, days: int = DAYS, replaces: bool = False) -> CertifiedKey:
+    """Create a client's certificate, signed by the authority of the directory; raises as `make_authority` and `read_certified_key`."""
     if not _NAME.fullmatch(name):
         raise ValueError(f"a client's name has up to 63 letters, digits, _, - and dots, and doesn't begin with - or a dot, not {name!r}")
     directory = Path(os.path.abspath(directory))
     _refuse_existing(directory / "clients", (name,), replaces)
-    pair = _issue(_signer(directory), name, [x509.DNSName(name)], _CLIENT, days)
+    certified = _issue(_signer(directory), name, [x509.DNSName(name)], _CLIENT, days)
     _make_directory(directory / "clients")
-    _store(directory / "clients" / name, pair, replaces)
-    return pair
+    _store(directory / "clients" / name, certified, replaces)
+    return certified
 
 
 def _issue(
     signer: Signer, name: str, alternatives: Sequence[x509.GeneralName], purpose: x509.ObjectIdentifier, days: int
-) -> KeyPair:
+) -> CertifiedKey:
     key = ec.generate_private_key(ec.SECP256R1())
     builder = _builder(signer, _common_name(name[:63]), key, days)
     builder = builder.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
     builder = builder.add_extension(_usage(signs_certificates=False), critical=True)
     builder = builder.add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
-    return KeyPair.parse(_pem(builder.sign(signer.key, hashes.SHA256())), _key_pem(key))
+    return CertifiedKey.parse(_pem(builder.sign(signer.key, hashes.SHA256())), _key_pem(key))
 
 
 def _builder(signer: Signer, subject: x509.Name, key: ec.EllipticCurvePrivateKey, days: int) -> x509.CertificateBuilder:
@@ -133,12 +133,12 @@ def _builder(signer: Signer, subject: x509.Name, key: ec.EllipticCurvePrivateKey
 
 def _signer(directory: Path) -> Signer:
     """Return the authority of a directory."""
-    pair = read_pair(directory / "ca.pem", directory / "ca.key")
-    problem = pair.certificate.problem()
+    certified = read_certified_key(directory / "ca.pem", directory / "ca.key")
+    problem = certified.certificate.problem()
     if problem is not None:
         raise CertificateError(f"{directory / 'ca.pem'}: {problem}")
-    certificate = x509.load_pem_x509_certificate(pair.chain)
-    key = serialization.load_pem_private_key(pair.key, password=None)
+    certificate = x509.load_pem_x509_certificate(certified.chain)
+    key = serialization.load_pem_private_key(certified.key, password=None)
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise CertificateError(f"{directory / 'ca.key'} is no key of this command: those are ECDSA")
     return Signer(certificate.subject, key, certificate)
@@ -200,7 +200,7 @@ def _make_directory(directory: Path) -> None:
         system.port.make_directory(directory)
 
 
-def _store(path: Path, pair: KeyPair, replaces: bool) -> None:
+def _store(path: Path, certified: CertifiedKey, replaces: bool) -> None:
     """Write key and certificate; a process that watches them uses neither before it has both."""
-    private.write(path.with_name(f"{path.name}.key"), pair.key, replaces=replaces)
-    private.write(path.with_name(f"{path.name}.pem"), pair.chain, replaces=replaces, mode=0o644)
+    private.write(path.with_name(f"{path.name}.key"), certified.key, replaces=replaces)
+    private.write(path.with_name(f"{path.name}.pem"), certified.chain, replaces=replaces, mode=0o644)

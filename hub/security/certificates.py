@@ -56,15 +56,15 @@ class Certificate:
 
 
 @dataclass(frozen=True)
-class KeyPair:
-    """A certificate with its chain up to the authority, and its key, in PEM."""
+class CertifiedKey:
+    """A certificate with its chain up to the authority, and its private key, in PEM."""
 
     certificate: Certificate
     chain: bytes
     key: bytes = field(repr=False)
 
     @classmethod
-    def parse(cls, chain: bytes, key: bytes, where: object = "it") -> KeyPair:
+    def parse(cls, chain: bytes, key: bytes, where: object = "it") -> CertifiedKey:
         """Parse both. Raises CertificateError if one is invalid, or they don't match; `where` names the certificate in messages."""
         leaf = _chain(chain, where)[0]
         with _translated(f"the key of {where} is no private key in PEM"):
@@ -80,9 +80,9 @@ class KeyPair:
 
 
 class Certificates(Handle):
-    """The pair of a server, and the authority for its clients' certificates, from files. Can be shared by threads.
+    """The certified key of a server, and the authority for its clients' certificates, from files. Can be shared by threads.
 
-    Servers call `refresh` from time to time. A half-replaced pair is not used, nor one that isn't valid now: the previous one stays, and
+    Servers call `refresh` from time to time. A half-replaced one is not used, nor one that isn't valid now: the previous one stays, and
     `error` has the reason.
     """
 
@@ -99,16 +99,16 @@ class Certificates(Handle):
         self._authority = None if authority is None else WatchedFile(authority, is_secret=False)
         self._lock = threading.Lock()
         self._looks_at = system.port.monotonic() + INTERVAL
-        self.pair, self.authority = self._read()
+        self.server_key, self.authority = self._read()
 
     @property
     def not_after(self) -> int:
         """Return when the server's certificate ends, or one of its authority's if that is earlier; ns since 1970."""
         others = [] if self.authority is None else [one.not_after for one in _authorities(self.authority, "the authority")]
-        return min([self.pair.certificate.not_after, *others])
+        return min([self.server_key.certificate.not_after, *others])
 
     def refresh(self) -> bool:
-        """Check the files, at most once a second. Return whether `pair` or `authority` changed, so that the server has to use them."""
+        """Check the files, at most once a second. Return whether one changed, so that the server has to use it."""
         with self._lock:
             if system.port.monotonic() < self._looks_at:
                 return False
@@ -121,8 +121,8 @@ class Certificates(Handle):
         try:
             if self.error is None and not any(file.has_changed() for file in files):
                 return False
-            pair, authority = self._read()
-            problem = pair.certificate.problem()
+            new, authority = self._read()
+            problem = new.certificate.problem()
             if problem is not None:
                 raise CertificateError(f"{self._certificate.path}: {problem}")
         except (CertificateError, AccessError, OSError) as error:
@@ -130,19 +130,19 @@ class Certificates(Handle):
                 _logger.error("the new certificate can't be used; the previous one is still in use: %s", error)
             self.error = str(error)
             return False
-        is_new = (pair, authority) != (self.pair, self.authority)
-        self.pair, self.authority, self.error = pair, authority, None
+        is_new = (new, authority) != (self.server_key, self.authority)
+        self.server_key, self.authority, self.error = new, authority, None
         if is_new:
-            _logger.info("%s: new, valid until %s", self._certificate.path, moment(pair.certificate.not_after))
+            _logger.info("%s: new, valid until %s", self._certificate.path, moment(new.certificate.not_after))
         return is_new
 
-    def _read(self) -> tuple[KeyPair, bytes | None]:
-        pair = KeyPair.parse(self._certificate.read(), self._key.read(), self._certificate.path)
+    def _read(self) -> tuple[CertifiedKey, bytes | None]:
+        new = CertifiedKey.parse(self._certificate.read(), self._key.read(), self._certificate.path)
         if self._authority is None:
-            return pair, None
+            return new, None
         authority = self._authority.read()
         _authorities(authority, self._authority.path)
-        return pair, authority
+        return new, authority
 
 
 def read(path: str | os.PathLike[str]) -> Certificate:
@@ -150,9 +150,9 @@ def read(path: str | os.PathLike[str]) -> Certificate:
     return Certificate.parse(WatchedFile(path, is_secret=False).read(), Path(path))
 
 
-def read_pair(certificate: str | os.PathLike[str], key: str | os.PathLike[str]) -> KeyPair:
+def read_certified_key(certificate: str | os.PathLike[str], key: str | os.PathLike[str]) -> CertifiedKey:
     """Return a certificate and its key. Raises CertificateError, AccessError for files that others may access, and OSError."""
-    return KeyPair.parse(WatchedFile(certificate, is_secret=False).read(), WatchedFile(key, is_secret=True).read(), Path(certificate))
+    return CertifiedKey.parse(WatchedFile(certificate, is_secret=False).read(), WatchedFile(key, is_secret=True).read(), Path(certificate))
 
 
 def read_authority(path: str | os.PathLike[str]) -> bytes:

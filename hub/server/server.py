@@ -269,8 +269,8 @@ class HubServer(Handle):
     def _serve_certificates(self) -> None:
         """Use the present certificates for new connections. Raises OSError."""
         if self.certificates is not None:
-            pair, expires = self.certificates.pair, self.certificates.not_after
-            self._context = server_context(pair.chain, pair.key, self.certificates.authority)
+            own, expires = self.certificates.server_key, self.certificates.not_after
+            self._context = server_context(own.chain, own.key, self.certificates.authority)
             self._expires = expires
 
     def _count_stored(self) -> None:
@@ -341,8 +341,8 @@ class HubServer(Handle):
             return ProbedAddress(f"grpc://{address}", Security(token))
         if self.certificates.authority is not None:
             return ProbedAddress(None)
-        pair = self.certificates.pair
-        return ProbedAddress(f"grpc+tls://{address}", Security(token, pair.chain, server_name=next(iter(pair.certificate.names), None)))
+        own = self.certificates.server_key
+        return ProbedAddress(f"grpc+tls://{address}", Security(token, own.chain, server_name=next(iter(own.certificate.names), None)))
 
     def _client_statuses(self) -> list[ClientStatus]:
         writers = self.authentication.access.writers()

@@ -18,7 +18,7 @@ def server_context(chain: bytes, key: bytes, authority: bytes | None = None) -> 
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(ALPN)
     context.options |= ssl.OP_NO_RENEGOTIATION
-    fd = os.memfd_create("pair", os.MFD_CLOEXEC)  # Python's ssl loads a key only from a file; this one is never on a disk
+    fd = os.memfd_create("certified key", os.MFD_CLOEXEC)  # Python's ssl loads a key only from a file; this one is never on a disk
     try:
         with open(fd, "wb", closefd=False) as file:
             file.write(key.rstrip() + b"\n" + chain)

@@ -29,10 +29,10 @@ class Sleeper:
 class RingSleeper(Sleeper):
     """Sleeps on the word `rings` of a spool, after polling for `spin` ns."""
 
-    def __init__(self, reader: FrameReader, pair: Any, spin: int, slice: int, blind: int) -> None:
+    def __init__(self, reader: FrameReader, files: Any, spin: int, slice: int, blind: int) -> None:
         """slice, blind: see `FrameReader.spin` and `sleep`."""
         self.reader = reader
-        self.pair = pair
+        self.files = files
         self.spin = spin
         self.slice = slice
         self.blind = blind
@@ -42,7 +42,7 @@ class RingSleeper(Sleeper):
 
     def is_undisturbed(self) -> bool:
         """Return whether nothing was closed, and the log is not in new files."""
-        return not (self.reader.closed or self.reader.has_moved() or self.pair.is_closed)
+        return not (self.reader.closed or self.reader.has_moved() or self.files.is_closed)
 
     def fetch(self, ns: int, most: int, make: Callable[..., Any] | None, out: list[Any]) -> bool:
         reader = self.reader

@@ -13,7 +13,7 @@
 #include <string.h>
 
 #define KV_POLYNOMIAL 0x82f63b78u
-#define KV_STREAM 128 /* bytes of one of the three streams at most, a multiple of 8: few, so that the memory is still passed over in order */
+#define KV_STREAM 128 /* most bytes of each of the three streams, a multiple of 8: few, so that the memory is still passed over in order */
 
 static uint32_t kv_tables[8][256]; /* kv_tables[k][b]: byte b followed by k zero bytes */
 static uint32_t kv_powers[KV_STREAM / 4 + 1]; /* kv_powers[n]: multiply by it and step over the product: n zero words more */
@@ -166,7 +166,7 @@ static uint32_t kv_crc32c_head(uint64_t state, uint64_t first, uint64_t second, 
     return kv_crc32c_tables((uint32_t)state, (const uint8_t *)words, 28);
 }
 
-/* Copies, and returns the register after the bytes that were copied. Each byte is read and written once: others may write to either side. */
+/* Copies, and returns the register after the copied bytes. Each byte is read and written once: others may write to either side. */
 static uint32_t kv_crc32c_copy(uint32_t state, uint8_t *to, const uint8_t *at, size_t length) {
 #ifdef KV_TARGET
     if (kv_hardware) return kv_crc32c_copy_hardware(state, to, at, length);

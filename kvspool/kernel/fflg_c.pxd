@@ -7,7 +7,8 @@ cimport kvspool.kernel.network as network
 cdef int SIZE, WHOLE, SHORT
 
 @cython.locals(
-    end=Py_ssize_t, stop=Py_ssize_t, total=int64_t, size=int64_t, out=bytearray, data="uint8_t *", at=Py_ssize_t, row=Py_ssize_t, value=bytes
+    end=Py_ssize_t, stop=Py_ssize_t, total=int64_t, size=int64_t, out=bytearray, data="uint8_t *", at=Py_ssize_t, row=Py_ssize_t,
+    value=bytes
 )
 cpdef tuple encode(list values, Py_ssize_t start, Py_ssize_t most, int64_t room, int64_t enough)
 @cython.locals(size=Py_ssize_t)

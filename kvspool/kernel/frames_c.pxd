@@ -108,7 +108,8 @@ cdef class FrameReader(Ring):
     @cython.locals(offset=uint64_t, length=uint64_t, state=uint32_t)
     cpdef tuple find(self, uint64_t end)
     @cython.locals(
-        data="const uint8_t *", words="const uint64_t *", position=uint64_t, sequence=uint64_t, first=uint64_t, offset=uint64_t, size=uint64_t,
+        data="const uint8_t *", words="const uint64_t *", position=uint64_t, sequence=uint64_t, first=uint64_t, offset=uint64_t,
+        size=uint64_t,
         stop=int, at=uint64_t, is_plain=bint, lengths=uint64_t, tags=uint64_t, stored=uint64_t, content=uint64_t, state=uint32_t
     )
     cpdef tuple check(self, uint64_t end, uint64_t limit)
@@ -117,7 +118,8 @@ cdef class FrameReader(Ring):
     cpdef list fetch(self, uint64_t end, int64_t limit, object make, list out=*)
     @cython.locals(
         words="const uint64_t *", position=uint64_t, sequence=uint64_t, offset=uint64_t, room=uint64_t, at=uint64_t, lengths=uint64_t,
-        timestamp=uint64_t, tags=uint64_t, stored=uint64_t, state="uint32_t *", content=uint64_t, key_length=uint64_t, key=object, value=bytes,
+        timestamp=uint64_t, tags=uint64_t, stored=uint64_t, state="uint32_t *", content=uint64_t, key_length=uint64_t, key=object,
+        value=bytes,
         stop=int
     )
     cdef object step(self, uint64_t end, object make)
@@ -154,7 +156,7 @@ cdef class Sleeper:
 
 cdef class RingSleeper(Sleeper):
     cdef FrameReader reader
-    cdef object pair
+    cdef object files
     cdef int64_t spin
     cdef int64_t slice
     cdef int64_t blind
@@ -290,7 +292,9 @@ cdef class FrameWriter(RingEnd):
     cdef public int64_t looked_at
     cdef public int64_t look_at
 
-    cpdef int64_t append(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp, int64_t era=*, int64_t patience=*) except? -9
+    cpdef int64_t append(
+        self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp, int64_t era=*, int64_t patience=*
+    ) except? -9
     @cython.locals(now=int64_t, sequence=int64_t, is_ours=bint)
     cdef int64_t append_alone(
         self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp, int64_t era, int64_t patience
@@ -324,7 +328,8 @@ cdef class FrameWriter(RingEnd):
         stored=uint64_t, timestamp=int64_t, tags=uint64_t, offset=uint64_t, lengths=uint64_t
     )
     cpdef int put_columns(
-        self, const int32_t[::1] rows, Py_ssize_t count, const int32_t[::1] key_offsets, const uint8_t[::1] keys, const uint8_t[::1] has_key,
+        self, const int32_t[::1] rows, Py_ssize_t count, const int32_t[::1] key_offsets, const uint8_t[::1] keys,
+        const uint8_t[::1] has_key,
         const int32_t[::1] value_offsets, const uint8_t[::1] values, const uint8_t[::1] types, uint64_t codec,
         const int64_t[::1] timestamps, uint64_t stored=*
     ) except -1

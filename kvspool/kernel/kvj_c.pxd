@@ -27,7 +27,8 @@ cdef Py_ssize_t put(
 )
 cpdef tuple encode_columns(
     const int32_t[::1] rows, Py_ssize_t count, Py_ssize_t start, uint64_t sequence, Py_ssize_t room, int64_t last,
-    const int32_t[::1] key_offsets,    const uint8_t[::1] keys, const uint8_t[::1] has_key, const int32_t[::1] value_offsets, const uint8_t[::1] values,
+    const int32_t[::1] key_offsets,    const uint8_t[::1] keys, const uint8_t[::1] has_key, const int32_t[::1] value_offsets,
+    const uint8_t[::1] values,
     const uint8_t[::1] types, const int64_t[::1] timestamps, const uint8_t[::1] codecs, int64_t timestamp, int codec
 )
 @cython.locals(
@@ -39,14 +40,16 @@ cpdef tuple check_columns(
     const int32_t[::1] value_offsets, Py_ssize_t value_room, const int32_t[::1] types, const uint8_t[::1] codecs, int most
 )
 @cython.locals(
-    end=Py_ssize_t, total=Py_ssize_t, data="uint8_t *", bits="const uint8_t *", key_places="const native.half *", key_data="const uint8_t *",
+    end=Py_ssize_t, total=Py_ssize_t, data="uint8_t *", bits="const uint8_t *", key_places="const native.half *",
+    key_data="const uint8_t *",
     value_places="const native.half *", value_data="const uint8_t *", kinds="const native.half *", times="const native.number *",
     marks="const uint8_t *",
     thread="native.PyThreadState *"
 )
 cpdef tuple encode_records(
     bytearray out, Py_ssize_t rows, Py_ssize_t start, uint64_t sequence, Py_ssize_t room, int64_t last,
-    const uint8_t[::1] key_bits, Py_ssize_t key_bit, const int32_t[::1] key_offsets, const uint8_t[::1] keys, const int32_t[::1] value_offsets, const uint8_t[::1] values,
+    const uint8_t[::1] key_bits, Py_ssize_t key_bit, const int32_t[::1] key_offsets, const uint8_t[::1] keys,
+    const int32_t[::1] value_offsets, const uint8_t[::1] values,
     const int32_t[::1] types, const int64_t[::1] timestamps, const uint8_t[::1] codecs
 )
 @cython.locals(

@@ -14,7 +14,7 @@ cdef extern from "Python.h":
     PyThreadState *PyEval_SaveThread() noexcept
     void PyEval_RestoreThread(PyThreadState *thread) noexcept
     void Py_INCREF(object value) noexcept
-    void PyTuple_SET_ITEM(object pair, Py_ssize_t at, object value) noexcept
+    void PyTuple_SET_ITEM(object made, Py_ssize_t at, object value) noexcept
 
 
 cdef extern from "crc32c.h":
@@ -82,7 +82,7 @@ cdef extern from *:
     static inline int kv_swap(uint64_t *at, uint64_t expected, uint64_t value) {
         return __atomic_compare_exchange_n(at, &expected, value, 0, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED);
     }
-    static inline PyObject *kv_new_pair(PyObject *kind) { return ((PyTypeObject *)kind)->tp_alloc((PyTypeObject *)kind, 2); }
+    static inline PyObject *kv_new_tuple_of_two(PyObject *kind) { return ((PyTypeObject *)kind)->tp_alloc((PyTypeObject *)kind, 2); }
     static inline int64_t kv_monotonic(void) {
         struct timespec t;
         clock_gettime(CLOCK_MONOTONIC, &t);
@@ -193,7 +193,7 @@ cdef extern from *:
     void kv_store_release(uint64_t *at, uint64_t value) noexcept nogil
     uint64_t kv_exchange(uint64_t *at, uint64_t value) noexcept nogil
     int kv_swap(uint64_t *at, uint64_t expected, uint64_t value) noexcept nogil
-    object kv_new_pair(object kind)
+    object kv_new_tuple_of_two(object kind)
     void kv_relax(int64_t ns) noexcept nogil
     void kv_sleep(int64_t ns) noexcept nogil
     void kv_add_one(uint64_t *at) noexcept nogil
@@ -332,13 +332,13 @@ cdef inline uint64_t unsigned(int64_t number) noexcept:
     return <uint64_t>number
 
 
-cdef inline object new_pair(object kind, object first, object second):
-    pair = kv_new_pair(kind)
+cdef inline object new_tuple_of_two(object kind, object first, object second):
+    made = kv_new_tuple_of_two(kind)
     Py_INCREF(first)
-    PyTuple_SET_ITEM(pair, 0, first)
+    PyTuple_SET_ITEM(made, 0, first)
     Py_INCREF(second)
-    PyTuple_SET_ITEM(pair, 1, second)
-    return pair
+    PyTuple_SET_ITEM(made, 1, second)
+    return made
 
 
 cdef inline void pause(int64_t ns) noexcept:

@@ -199,7 +199,7 @@ def unsigned(number: int) -> int:
     return number & 0xFFFFFFFFFFFFFFFF
 
 
-def new_pair(kind: Any, first: Any, second: Any) -> Any:
+def new_tuple_of_two(kind: Any, first: Any, second: Any) -> Any:
     """Return an instance of a NamedTuple of two fields, without calling its `__new__`."""
     return tuple.__new__(kind, (first, second))
 

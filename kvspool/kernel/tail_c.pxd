@@ -11,7 +11,8 @@ cimport kvspool.kernel.network as network
 cimport kvspool.kernel.sej_c as sej
 from kvspool.kernel.lock_c cimport AppendLock
 
-cdef Py_ssize_t LOCK, COUNT, HOLDER, HOLDER_WORDS, ERROR, REWINDS, COPIES, COPY_WORDS, BASE, END, NEXT, LATEST, SYNCED, CHECK, GROUP, LEADER, WORDS
+cdef Py_ssize_t LOCK, COUNT, HOLDER, HOLDER_WORDS, ERROR, REWINDS, COPIES, COPY_WORDS
+cdef Py_ssize_t BASE, END, NEXT, LATEST, SYNCED, CHECK, GROUP, LEADER, WORDS
 cdef uint64_t ELSEWHERE, WRITING, STEP, WORD, LOW, HIGH, MOST
 cdef int64_t SLOW, BUSY
 cdef int KVJ, SEJ, FFLG, FIXED

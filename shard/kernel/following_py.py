@@ -33,7 +33,7 @@ class FollowingLoops(Merging):
         self.timeout = check_timeout(timeout)
         self._watcher: Any = None
         self._has_mute = False  # there are idle logs without wake-ups
-        self._turns: list[MergeSource] = []  # logs left in the present turn of checks
+        self._still_to_check: list[MergeSource] = []  # logs left in the present turn of checks
         self._is_lost = False  # events were lost, so any log may have changed
         self._must_look = 0.0  # when to check for lost wake-ups, in any case
         self._may_look = 0.0  # not to check earlier than this, without wake-ups
@@ -222,7 +222,7 @@ class FollowingLoops(Merging):
         self.look_at([source for source in self.sources.values() if source.is_silent and source.has_more()])
         if self._is_lost and now >= self._may_look:
             self._look_at_all(now)
-        self._take_turns()
+        self._look_at_next()
         if now >= self._must_seek or self._are_few():
             self._seek()
         return len(self._ready) > 0
@@ -233,13 +233,13 @@ class FollowingLoops(Merging):
         ended = self._now()
         self._must_seek = ended + min(LONGEST_REST, (ended - began) / PART)
 
-    def _take_turns(self) -> None:
+    def _look_at_next(self) -> None:
         """Check the files of some idle logs, and of the next ones next time; of all logs if they are few."""
         until = self._now() + POLL * PART
-        if not self._turns:
-            self._turns = self._silent()
-        while self._turns:
-            source = self._turns.pop()
+        if not self._still_to_check:
+            self._still_to_check = self._silent()
+        while self._still_to_check:
+            source = self._still_to_check.pop()
             if source.is_silent and not self.look_at([source]):
                 self.look_after(source)
             if not self._are_few() and self._now() > until:

@@ -93,7 +93,7 @@ class Spread:
         if timeout is None:
             sequence = self.append_at_once(shard, value, key, type, timestamp, durable)
             if sequence >= 0:
-                place: Place = native.new_pair(Place, shard, sequence)
+                place: Place = native.new_tuple_of_two(Place, shard, sequence)
                 return place
         return self.append_slowly(shard, value, key, type, timestamp, timeout, durable)
 

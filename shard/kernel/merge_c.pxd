@@ -72,7 +72,7 @@ cdef class Merging:
     @cython.locals(source=MergeSource)
     cdef object _rebuild(self)
     @cython.locals(source=MergeSource)
-    cdef object _settle(self)
+    cdef object _refill(self)
     cdef bint _advance(self, MergeSource source) except -1
     cdef object fall_silent(self, MergeSource source)
     cdef object look_around(self)
@@ -88,7 +88,7 @@ cdef class FollowingLoops(Merging):
     cdef public object timeout
     cdef public Waiting _watcher
     cdef bint _has_mute
-    cdef list _turns
+    cdef list _still_to_check
     cdef bint _is_lost
     cdef double _must_look
     cdef double _may_look
@@ -122,4 +122,4 @@ cdef class FollowingLoops(Merging):
     @cython.locals(began=double, ended=double)
     cdef object _seek(self)
     @cython.locals(until=double, source=MergeSource)
-    cdef object _take_turns(self)
+    cdef object _look_at_next(self)

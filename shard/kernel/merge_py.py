@@ -226,7 +226,7 @@ class Merging:
                     raise self._failures.pop(0)
                 if self._is_torn:
                     self._rebuild()
-                self._settle()
+                self._refill()
                 if self._failures:
                     continue
                 if not self._ready:
@@ -279,7 +279,7 @@ class Merging:
                 push(self._ready, source)
         self._is_torn = False
 
-    def _settle(self) -> None:
+    def _refill(self) -> None:
         """Move the source of the returned item to its place. This happens late, so that an error here can't lose the item."""
         if not self._ready:
             return

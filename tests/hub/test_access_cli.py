@@ -127,7 +127,7 @@ def test_certificates_are_made_and_shown(tmp_path: Path, capfd: pytest.CaptureFi
     assert capfd.readouterr().err.count("already exists") == 3
     assert (pki / "server.pem").read_bytes() == before
     assert main(["hub", "certificate", "server", str(pki), "--name", "x", "--force"]) == 0
-    assert certificates.read_pair(pki / "server.pem", pki / "server.key").certificate.names == ("x",)
+    assert certificates.read_certified_key(pki / "server.pem", pki / "server.key").certificate.names == ("x",)
 
 
 def test_certificates_that_can_not_be_made_or_read_say_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -31,7 +31,7 @@ from pyarrow import flight
 from hub.errors import AccessError, CertificateError
 from hub.security import access_file, authority, certificates
 from hub.security.access import Access
-from hub.security.certificates import Certificate, Certificates, KeyPair
+from hub.security.certificates import Certificate, Certificates, CertifiedKey
 from hub.security.tokens import Token
 from hub.server.addresses import needs_tls
 from kvspool import system
@@ -51,13 +51,13 @@ class Pki:
         return certificates.read_authority(self.directory / "ca.pem")
 
     @property
-    def server(self) -> KeyPair:
-        return certificates.read_pair(self.directory / "server.pem", self.directory / "server.key")
+    def server(self) -> CertifiedKey:
+        return certificates.read_certified_key(self.directory / "server.pem", self.directory / "server.key")
 
-    def client(self, name: str) -> KeyPair:
+    def client(self, name: str) -> CertifiedKey:
         return authority.make_client(self.directory, name, replaces=True)
 
-    def shown(self, pair: KeyPair | None = None) -> dict[str, Any]:
+    def shown(self, pair: CertifiedKey | None = None) -> dict[str, Any]:
         """Return the options of a client that trusts this authority, and shows a certificate."""
         mine = {} if pair is None else {"cert_chain": pair.chain, "private_key": pair.key}
         return {"tls_root_certs": self.authority, **mine}
@@ -104,7 +104,7 @@ def location(server: GuardedServer, host: str = "localhost") -> str:
     return f"grpc+tls://{host}:{server.port}"
 
 
-def shifted(days: float, make: Callable[[], KeyPair]) -> KeyPair:
+def shifted(days: float, make: Callable[[], CertifiedKey]) -> CertifiedKey:
     """Return what is made when the clock is off by some days."""
     with system.replaced(StoppedClock()) as clock:
         assert isinstance(clock, StoppedClock)
@@ -123,7 +123,7 @@ def test_a_certificate_says_who_calls(mutual: GuardedServer, pki: Pki) -> None:
         ask(location(mutual), None, "write", b"lga", **shown)
 
 
-CLIENTS: dict[str, Callable[[Pki, Pki], KeyPair | None]] = {
+CLIENTS: dict[str, Callable[[Pki, Pki], CertifiedKey | None]] = {
     "no certificate": lambda pki, stranger: None,
     "expired": lambda pki, stranger: shifted(-400, lambda: pki.client("jfk")),
     "not yet valid": lambda pki, stranger: shifted(2, lambda: pki.client("jfk")),
@@ -134,30 +134,30 @@ CLIENTS: dict[str, Callable[[Pki, Pki], KeyPair | None]] = {
 }
 
 
-def signed_by(pair: KeyPair) -> KeyPair:
+def signed_by(pair: CertifiedKey) -> CertifiedKey:
     """Return a certificate that one who is no authority has signed."""
     certificate, key = x509.load_pem_x509_certificate(pair.chain), serialization.load_pem_private_key(pair.key, None)
     assert isinstance(key, ec.EllipticCurvePrivateKey)
     signer = authority.Signer(certificate.subject, key, certificate)
     made = authority._issue(signer, "jfk", [x509.DNSName("jfk")], ExtendedKeyUsageOID.CLIENT_AUTH, 1)
-    return KeyPair.parse(made.chain + pair.chain, made.key)
+    return CertifiedKey.parse(made.chain + pair.chain, made.key)
 
 
-def self_signed() -> KeyPair:
+def self_signed() -> CertifiedKey:
     certificate = trustme.CA(organization_name="jfk")
-    return KeyPair.parse(certificate.cert_pem.bytes(), certificate.private_key_pem.bytes())
+    return CertifiedKey.parse(certificate.cert_pem.bytes(), certificate.private_key_pem.bytes())
 
 
 @pytest.mark.parametrize("make", CLIENTS.values(), ids=CLIENTS.keys())
 def test_a_client_s_certificate_that_is_not_good_gets_no_call_through(
-    mutual: GuardedServer, pki: Pki, stranger: Pki, make: Callable[[Pki, Pki], KeyPair | None]
+    mutual: GuardedServer, pki: Pki, stranger: Pki, make: Callable[[Pki, Pki], CertifiedKey | None]
 ) -> None:
     with pytest.raises(flight.FlightUnavailableError):
         ask(location(mutual), **pki.shown(make(pki, stranger)))
     assert mutual.calls == 0
 
 
-SERVERS: dict[str, Callable[[Pki, Pki, Path], KeyPair]] = {
+SERVERS: dict[str, Callable[[Pki, Pki, Path], CertifiedKey]] = {
     "expired": lambda pki, stranger, path: shifted(-400, lambda: of_server(pki, path, "localhost")),
     "not yet valid": lambda pki, stranger, path: shifted(2, lambda: of_server(pki, path, "localhost")),
     "of another name": lambda pki, stranger, path: of_server(pki, path, "elsewhere.example.com"),
@@ -166,7 +166,7 @@ SERVERS: dict[str, Callable[[Pki, Pki, Path], KeyPair]] = {
 }
 
 
-def of_server(pki: Pki, path: Path, name: str) -> KeyPair:
+def of_server(pki: Pki, path: Path, name: str) -> CertifiedKey:
     """Return a certificate of a server by the same authority, made aside."""
     for file in ("ca.pem", "ca.key"):
         (path / file).write_bytes((pki.directory / file).read_bytes())
@@ -176,7 +176,7 @@ def of_server(pki: Pki, path: Path, name: str) -> KeyPair:
 
 @pytest.mark.parametrize("make", SERVERS.values(), ids=SERVERS.keys())
 def test_a_client_tells_no_token_to_a_server_whose_certificate_is_not_good(
-    pki: Pki, stranger: Pki, tmp_path: Path, make: Callable[[Pki, Pki, Path], KeyPair]
+    pki: Pki, stranger: Pki, tmp_path: Path, make: Callable[[Pki, Pki, Path], CertifiedKey]
 ) -> None:
     access, token = tmp_path / "access.toml", Token.make()
     access_file.add_token(access, token, "jfk")
@@ -237,7 +237,7 @@ def test_with_both_the_token_says_who_it_is_and_a_revoked_certificate_is_refused
 def test_the_identity_is_the_first_name_as_the_server_sees_it(pki: Pki, tmp_path: Path, names: tuple[str, ...]) -> None:
     ca = trustme.CA()
     leaf = ca.issue_cert(*names)
-    pair = KeyPair.parse(leaf.cert_chain_pems[0].bytes(), leaf.private_key_pem.bytes())
+    pair = CertifiedKey.parse(leaf.cert_chain_pems[0].bytes(), leaf.private_key_pem.bytes())
     assert pair.certificate.identity == names[0]
     path = tmp_path / "access.toml"
     path.write_text(f'[[principals]]\nname = "first"\ncertificates = ["{pair.certificate.identity}"]\n')
@@ -249,7 +249,7 @@ def test_the_identity_is_the_first_name_as_the_server_sees_it(pki: Pki, tmp_path
 def test_a_certificate_without_a_name_is_known_by_its_common_name(pki: Pki, tmp_path: Path) -> None:
     ca = trustme.CA()
     leaf = ca.issue_cert(common_name="lga")
-    pair = KeyPair.parse(leaf.cert_chain_pems[0].bytes(), leaf.private_key_pem.bytes())
+    pair = CertifiedKey.parse(leaf.cert_chain_pems[0].bytes(), leaf.private_key_pem.bytes())
     assert (pair.certificate.identity, pair.certificate.names) == ("lga", ())
     path = tmp_path / "access.toml"
     path.write_text('[[principals]]\nname = "lga"\ncertificates = ["lga"]\n')
@@ -367,7 +367,7 @@ def test_nothing_is_overwritten_unless_it_is_meant(tmp_path: Path) -> None:
             make()
     assert {file: file.read_bytes() for file in tmp_path.rglob("*.*")} == before
     new = authority.make_server(tmp_path, ["b"], replaces=True)
-    assert certificates.read_pair(tmp_path / "server.pem", tmp_path / "server.key") == new
+    assert certificates.read_certified_key(tmp_path / "server.pem", tmp_path / "server.key") == new
     assert (tmp_path / "ca.pem").read_bytes() == before[tmp_path / "ca.pem"]
 
 
@@ -412,15 +412,15 @@ def test_a_key_that_others_can_read_or_a_certificate_that_they_can_write_is_refu
     for mode in (0o640, 0o604, 0o644):
         key.chmod(mode)
         with pytest.raises(AccessError, match="chmod 600"):
-            certificates.read_pair(pem, key)
+            certificates.read_certified_key(pem, key)
     key.chmod(0o400)
     for mode in (0o664, 0o646):
         pem.chmod(mode)
-        for read in (lambda: certificates.read_pair(pem, key), lambda: certificates.read_authority(pem), lambda: certificates.read(pem)):
+        for read in (certificates.read_authority, certificates.read, lambda path: certificates.read_certified_key(path, key)):
             with pytest.raises(AccessError, match="chmod go-w"):
-                read()
+                read(pem)
     pem.chmod(0o444)
-    assert certificates.read_pair(pem, key).certificate.names == ("a",)
+    assert certificates.read_certified_key(pem, key).certificate.names == ("a",)
 
 
 class Other(Port):
@@ -432,7 +432,7 @@ def test_a_key_of_another_user_is_refused_and_a_certificate_of_another_but_root(
     authority.make_authority(tmp_path, ["a"])
     with system.replaced(Other()):
         with pytest.raises(AccessError, match="belongs to user"):
-            certificates.read_pair(tmp_path / "server.pem", tmp_path / "server.key")
+            certificates.read_certified_key(tmp_path / "server.pem", tmp_path / "server.key")
         if os.geteuid() == 0:
             certificates.read_authority(tmp_path / "ca.pem")
 
@@ -454,9 +454,9 @@ def test_what_is_no_pair_is_refused_without_a_word_of_the_key(tmp_path: Path) ->
         (one.chain, encrypted, "encrypted"),
     ]:
         with pytest.raises(CertificateError, match=words) as caught:
-            KeyPair.parse(chain, key)
+            CertifiedKey.parse(chain, key)
         assert one.key.decode().splitlines()[1] not in str(caught.value)
-    with_chain = KeyPair.parse(one.chain + other.chain, one.key)
+    with_chain = CertifiedKey.parse(one.chain + other.chain, one.key)
     assert with_chain.certificate == one.certificate
 
 
@@ -468,7 +468,7 @@ def test_a_damaged_certificate_is_described_or_refused_as_such(pki: Pki, data: s
         body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
     body = body[: data.draw(st.sampled_from([len(body), len(body) - 1, 200, 1]))]
     pem = b"-----BEGIN CERTIFICATE-----\n" + base64.encodebytes(body) + b"-----END CERTIFICATE-----\n"
-    for parse in (lambda: Certificate.parse(pem), lambda: KeyPair.parse(pem, pair.key)):
+    for parse in (lambda: Certificate.parse(pem), lambda: CertifiedKey.parse(pem, pair.key)):
         with suppress(CertificateError):
             parse()
 
@@ -496,14 +496,14 @@ def watched(tmp_path: Path, clock: StoppedClock) -> tuple[Certificates, Path]:
 
 def test_a_new_pair_is_taken_once_it_is_there(watched: tuple[Certificates, Path], clock: StoppedClock) -> None:
     found, directory = watched
-    before = found.pair
+    before = found.server_key
     clock.pass_(5)
     assert not found.refresh()
     new = authority.make_server(directory, ["localhost"], replaces=True)
     assert not found.refresh()  # a look a second
     clock.pass_(1)
     assert found.refresh()
-    assert found.pair == new != before
+    assert found.server_key == new != before
     assert found.not_after == new.certificate.not_after
     clock.pass_(1)
     assert not found.refresh()
@@ -520,17 +520,17 @@ def test_a_half_written_pair_is_not_taken_and_the_whole_one_is(
     data = (directory / second).read_bytes()
     for state in (old[second], data[:50], b""):
         (directory / second).write_bytes(state)
-        before = found.pair
+        before = found.server_key
         for _ in range(3):
             clock.pass_(1)
             assert not found.refresh()
-        assert found.pair is before
+        assert found.server_key is before
         assert found.error is not None
     assert 1 <= len(caplog.records) <= 3
     (directory / second).write_bytes(data)
     clock.pass_(1)
     assert found.refresh()
-    assert found.pair == new
+    assert found.server_key == new
     assert found.error is None
 
 
@@ -538,7 +538,7 @@ def test_a_pair_that_is_not_valid_now_and_one_that_others_can_read_are_not_taken
     watched: tuple[Certificates, Path], clock: StoppedClock
 ) -> None:
     found, directory = watched
-    before = found.pair
+    before = found.server_key
     clock.pass_(-400 * DAY)
     made = authority.make_server(directory, ["localhost"], replaces=True)
     clock.pass_(400 * DAY + 2)
@@ -549,7 +549,7 @@ def test_a_pair_that_is_not_valid_now_and_one_that_others_can_read_are_not_taken
     clock.pass_(1)
     assert not found.refresh()
     assert found.error is not None and "chmod 600" in found.error
-    assert found.pair == before != made
+    assert found.server_key == before != made
     (directory / "server.key").chmod(0o600)
     clock.pass_(1)
     assert found.refresh()

@@ -110,7 +110,7 @@ class Hub(RuleBasedStateMachine):
         kvspool.resize(self.folder / "log", size)
 
     @rule()
-    def make_anew(self) -> None:
+    def recreate(self) -> None:
         """Delete and recreate the log. Records that the hub had not received by then never reach it, unless they are on their way."""
         self.cut()
         for call in self.old:

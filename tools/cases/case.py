@@ -71,7 +71,7 @@ class Row(NamedTuple):
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Row:
         """Return the row that another process wrote as JSON."""
-        return cls(**{**fields, "pairs": [tuple(pair) for pair in fields["pairs"]], "bar": Bar(*fields["bar"])})
+        return cls(**{**fields, "pairs": [tuple(both) for both in fields["pairs"]], "bar": Bar(*fields["bar"])})
 
 
 class Bench:
@@ -124,7 +124,7 @@ class Bench:
             if (elapsed := time.perf_counter() - start) >= self.seconds:
                 return done / elapsed
 
-    def turns(self, ours: Callable[[], Any], floor: Callable[[], Any]) -> list[tuple[Any, Any]]:
+    def alternate(self, ours: Callable[[], Any], floor: Callable[[], Any]) -> list[tuple[Any, Any]]:
         """Measure both alternately, once per round."""
         return [(ours(), None if self.is_alone else self._measured(floor)) for _ in range(self.rounds)]
 
@@ -138,7 +138,7 @@ class Bench:
 
     def row(self, name: str, unit: str, ours: Callable[[], float], peer: str, floor: Callable[[], float], bar: Bar = NO_BAR) -> Row:
         """Measure rates, in operations per second, and return them in `unit`."""
-        pairs = [(in_unit(one, unit), None if other is None else in_unit(other, unit)) for one, other in self.turns(ours, floor)]
+        pairs = [(in_unit(one, unit), None if other is None else in_unit(other, unit)) for one, other in self.alternate(ours, floor)]
         return Row(name, unit, peer, pairs, bar)
 
 

@@ -15,7 +15,7 @@ from cases.wakeups import DIGITS, GAP, stamp
 
 CLIENT = "client"
 BITS = {1: 0, 128: 7, 1024: 10}  # for so many shards
-SETTLED = 20  # records before the first one that counts
+WARM_UP = 20  # records before the first one that counts
 
 
 class Times(NamedTuple):
@@ -33,7 +33,7 @@ def on_root(connection: Connection, path: Path, count: int) -> None:
     with hub.open(path) as root:
         following = root.follow("latest", timeout=PATIENCE)
         connection.send("ready")
-        for _ in range(SETTLED):
+        for _ in range(WARM_UP):
             next(following)
         before, found = time.process_time(), []
         for _ in range(count):
@@ -49,7 +49,7 @@ def on_pipe(connection: Connection, path: Path, count: int) -> None:
     """Read as many messages from a named pipe; report `Times`."""
     fd = os.open(path, os.O_RDWR)
     connection.send("ready")
-    for _ in range(SETTLED):
+    for _ in range(WARM_UP):
         os.read(fd, DIGITS)
     before, found = time.process_time(), []
     for _ in range(count):
@@ -68,7 +68,7 @@ def fed(connection: Connection, count: int, idle: float, send: Callable[[bytes],
     """Send messages to a ready reader, a last one after some idle seconds, and return the report."""
     received(connection)
     time.sleep(0.1)
-    for _ in range(SETTLED + count):
+    for _ in range(WARM_UP + count):
         time.sleep(GAP)
         send(stamp())
     time.sleep(idle)
@@ -94,7 +94,7 @@ def followed(shards: int, bench: Bench) -> Iterator[Row]:
             with reading(on_pipe, pipe, count) as connection:
                 return fed(connection, count, 0, lambda message: os.write(fd, message))
 
-        pairs = bench.turns(ours, bare)
+        pairs = bench.alternate(ours, bare)
     os.close(fd)
     of = f"hub root, {shards} shard{'s' if shards > 1 else ''}"
     yield Row(f"{of}: processor time a record", "us", "pipe", _scaled(pairs, "cost", 1e6), Bar(figure=15))

@@ -60,7 +60,7 @@ def sleeping(bench: Bench) -> Iterator[Row]:
     with kvspool.create(bench.folder / "bell", capacity="1MiB") as log:
         for readers in READERS:
             number = bench.size(readers, min(readers, 2))
-            pairs = bench.turns(lambda number=number: of_log(bench, log, number), lambda number=number: of_futex(bench, number))
+            pairs = bench.alternate(lambda number=number: of_log(bench, log, number), lambda number=number: of_futex(bench, number))
             asleep = "1 reader sleeps" if readers == 1 else f"{readers} readers sleep"
             for at, name in enumerate((f"append while {asleep}", f"wake-up while {asleep}, median")):
                 found = [(ours[at] / 1000, None if floor is None else floor[at] / 1000) for ours, floor in pairs]

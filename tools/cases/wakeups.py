@@ -115,7 +115,7 @@ def _followed(bench: Bench, name: str, options: dict[str, float], bars: dict[str
     import kvspool
 
     with kvspool.create(bench.folder / "bell", capacity="1MiB") as log:
-        pairs = bench.turns(lambda: latencies(bench, on_log, log.append, log.path, options), lambda: on_bare_pipe(bench))
+        pairs = bench.alternate(lambda: latencies(bench, on_log, log.append, log.path, options), lambda: on_bare_pipe(bench))
     yield from rows(name, "pipe", pairs, bars)
 
 
@@ -126,5 +126,5 @@ def journal(bench: Bench) -> Iterator[Row]:
     with ExitStack() as stack:
         for form in ("kvj", "sej"):
             log = stack.enter_context(kvspool.create(bench.folder / form, format=form))
-            pairs = bench.turns(lambda log=log: latencies(bench, on_log, log.append, log.path, {}), lambda: on_bare_file(bench))
+            pairs = bench.alternate(lambda log=log: latencies(bench, on_log, log.append, log.path, {}), lambda: on_bare_file(bench))
             yield from rows(f"wake-up of a follower of a {form}", "inotify", pairs, {"p50": Bar(ratio=1.3)})

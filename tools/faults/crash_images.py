@@ -249,7 +249,7 @@ def blank(capacity: int, policy: int = 0, boot: bytes = bytes(16), log_id: bytes
 
 class Recording:
     """The two files of a spool, in memory that records every store. They may be the log's from `exchanged` on, and are from
-    `settled` on.
+    `durable_at` on.
     """
 
     def __init__(self, disk: Disk, unit: int, clock: list[int]) -> None:
@@ -257,7 +257,7 @@ class Recording:
         self.base = bytes(disk.front), bytes(disk.ring), bytes(disk.control)
         self.files = [File(content, unit, clock) for content in self.base]
         self.front, self.ring, self.control = self.files
-        self.exchanged = self.settled = clock[0]
+        self.exchanged = self.durable_at = clock[0]
         parts = self._parts()
         self.disk = Disk(*parts, disk.policy, frames_py, disk.header.log_id)
         for file in self.files:
@@ -322,7 +322,7 @@ class Machine(system.Port):
 
     def flush(self, fd: int) -> None:
         assert fd == self.directory
-        self.life.settle(self.new)
+        self.life.finish(self.new)
 
 
 def boot_id(number: int) -> bytes:
@@ -375,7 +375,7 @@ class Life:
         self.recordings: list[Recording] = []
         self.resizes: list[tuple[int, int]] = []  # when they began and ended
         self.repairs: list[tuple[int, int]] = []
-        self._lie_in(Recording(disk, unit, self.clock))
+        self._keep(Recording(disk, unit, self.clock))
         if number:
             self._recover()
             self.history.safe.append((self.clock[0], self.disk.kept()))
@@ -387,7 +387,7 @@ class Life:
         self._open_readers()
         self._work()
 
-    def _lie_in(self, recording: Recording) -> None:
+    def _keep(self, recording: Recording) -> None:
         """Continue in these files."""
         self.recordings.append(recording)
         self.front, self.ring, self.control = recording.files
@@ -549,19 +549,19 @@ class Life:
     def exchange(self, new: Recording) -> None:
         """Replace the old files by the new ones. Records without room there are evicted; a crash may restore the old files, too."""
         self.clock[0] += 1
-        new.exchanged, new.settled = self.clock[0], NEVER
+        new.exchanged, new.durable_at = self.clock[0], NEVER
         before = self.disk
-        self._lie_in(new)
+        self._keep(new)
         before.key_table, before.is_replaced = None, True
         self.table = new.disk.key_table
         new.disk.key_table = None
         self.history.least.append((self.clock[0], max(before.least(), new.disk.least())))
         self.commits = {name: (slot, slot.commit()) for name, slot in self._slots()}
 
-    def settle(self, new: Recording) -> None:
+    def finish(self, new: Recording) -> None:
         """The directory is on disk, and all that is in the new pair."""
         self.clock[0] += 1
-        new.settled = self.clock[0]
+        new.durable_at = self.clock[0]
         self.history.safe.append((self.clock[0], new.disk.kept()))
         self.history.least.append((self.clock[0], new.disk.least()))
 
@@ -658,8 +658,8 @@ class Life:
     def crash(self, when: int, twin: Any = frames) -> Disk:
         """Return a disk that a crash at this moment could leave; `flushed` of it: when its spool.ctl was flushed before."""
         there = [one for one in self.recordings if one.exchanged <= when]
-        settled = max(at for at, one in enumerate(there) if one.settled <= when)
-        recording = self.choose.choice(there[settled:])
+        oldest = max(at for at, one in enumerate(there) if one.durable_at <= when)
+        recording = self.choose.choice(there[oldest:])
         disk = recording.crash(when, twin, self.choose)
         disk.flushed = recording.control.flushed(when)
         return disk
@@ -678,7 +678,7 @@ class Life:
 
     def kinds(self, when: int, disk: Disk) -> Moments:
         """Return what the moment of an image was, and its disk."""
-        is_between = any(one.exchanged <= when < one.settled for one in self.recordings)
+        is_between = any(one.exchanged <= when < one.durable_at for one in self.recordings)
         is_new = disk.header.log_id != self.recordings[0].disk.header.log_id
         is_in_resize = any(began <= when < ended for began, ended in self.resizes)
         is_in_repair = any(began <= when < ended for began, ended in self.repairs)
@@ -693,7 +693,7 @@ def check(disk: Disk, history: History, when: int, number: int) -> findings.Find
     assert epochs.is_true(disk.control, disk.header.log_id, boot)
     disk.key_table = disk.keys()
     place = search.find(disk.reader(0, 0), "earliest")
-    got, brought_up = account(disk.read(place), place[1], found.state.next_seq, history)
+    got, brought_up = check_items(disk.read(place), place[1], found.state.next_seq, history)
     assert got | brought_up == {sequence for run in found.kept for sequence in range(run.first, run.last + 1)}
     least, seen = history.at(history.least, when), history.at(history.seen, when)
     lost = {sequence for sequence in history.at(history.safe, when) if sequence >= least} - got
@@ -708,7 +708,7 @@ def check(disk: Disk, history: History, when: int, number: int) -> findings.Find
         allowed = history.committed(slot.raw_name.rstrip(b"\0"), disk.flushed, when)
         assert commit.sequence in allowed, f"{slot.name} is at {commit.sequence}, and committed {sorted(allowed)}"
         place = resume(disk.reader(0, 0), slot.name, commit)
-        rest = account(disk.read(place), commit.sequence, found.state.next_seq, history)
+        rest = check_items(disk.read(place), commit.sequence, found.state.next_seq, history)
         assert rest[0] | rest[1] == {sequence for sequence in got | brought_up if sequence >= commit.sequence}
     again = findings.examine(disk)  # type: ignore[arg-type]
     assert again.rejected == [], "a leftover could be found again"
@@ -728,7 +728,7 @@ def joined(runs: list[FrameRun]) -> list[list[int]]:
     return out
 
 
-def account(items: list[Any], first: int, end: int, history: History) -> tuple[set[int], set[int]]:
+def check_items(items: list[Any], first: int, end: int, history: History) -> tuple[set[int], set[int]]:
     """Return the sequences that were read, and those with records that were never published.
 
     Every sequence from `first` to `end` must be an appended record, or be in a Gap.

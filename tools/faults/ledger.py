@@ -76,7 +76,7 @@ class Writers:
         self.path, self.bits, self.most, self.spawn = path, bits, most, spawn
         self.life = first_life
         self.intended: dict[int, tuple[bytes, int]] = {}  # number << 32 | life, of the first of up to 9: log and shard
-        self.told: dict[tuple[bytes, int], int] = {}  # by log, and shard << 48 | sequence: number << 32 | life
+        self.reported: dict[tuple[bytes, int], int] = {}  # by log, and shard << 48 | sequence: number << 32 | life
         self.running: list[tuple[subprocess.Popen[bytes], threading.Thread]] = []
 
     def start(self) -> None:
@@ -95,7 +95,7 @@ class Writers:
             while len(data := pipe.read(ENTRY.size)) == ENTRY.size:
                 name, count, log, place = ENTRY.unpack(data)
                 if count:
-                    self.told[log, place] = name
+                    self.reported[log, place] = name
                 else:
                     self.intended[name] = log, place >> 48
 
@@ -155,13 +155,13 @@ def audit(counts: Counter[str], writers: Writers, stored: Path, place: Path, ind
             name = number << 32 | life
             assert name not in seen, f"{stored}: record {number} of {life} is there twice"
             seen.add(name)
-            told = writers.told.get((log, index << 48 | item.sequence - base))
-            if told is None:  # the writer was killed before it could say so
+            reported = writers.reported.get((log, index << 48 | item.sequence - base))
+            if reported is None:  # the writer was killed before it could say so
                 intents = [writers.intended.get(name - (back << 32)) for back in range(9)]
                 assert (log, index) in intents, f"{stored}: no process meant to append {number} of {life}"
                 counts["records not acknowledged to a writer"] += 1
             else:
-                assert told == name, f"{stored}: sequence {item.sequence - base} was reported to be {told:x}, not {name:x}"
+                assert reported == name, f"{stored}: sequence {item.sequence - base} was reported to be {reported:x}, not {name:x}"
             found[log][item.sequence - base] = item.value
     with kvspool.open(place) as log:
         here: Any = log
@@ -170,7 +170,7 @@ def audit(counts: Counter[str], writers: Writers, stored: Path, place: Path, ind
         assert here.log_id == logs[-1][0] and next_sequence - logs[-1][1] == here.end(), f"{stored} ends elsewhere than its log"
         assert all(last.get(sequence) == value for sequence, value in held.items()), f"{stored} lacks what its log holds"
         first_held = min(held, default=here.end())
-    for log_id, key in writers.told:
+    for log_id, key in writers.reported:
         shard_of, sequence = key >> 48, key & ((1 << 48) - 1)
         if shard_of == index and log_id == logs[-1][0] and sequence not in last:
             assert not is_waiting and sequence < first_held, f"{stored}: sequence {sequence} was acknowledged, and is lost"
