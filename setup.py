@@ -7,11 +7,13 @@ same, slower.
 
 import ast
 import os
+import tempfile
 from glob import glob
 from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError
 
 STEMS = {
     "kvspool": ("chunks", "fflg", "fixed", "frames", "group", "kvj", "lock", "sej", "tail", "wakeups"),
@@ -61,7 +63,21 @@ class BuildTwins(build_ext):
         super().initialize_options()
         self.parallel = os.cpu_count()
 
+    def can_compile(self) -> bool:
+        """Return whether the C compiler works with Python's headers."""
+        with tempfile.TemporaryDirectory() as folder:
+            source = Path(folder, "probe.c")
+            source.write_text("#include <Python.h>\n", encoding="utf-8")
+            try:
+                self.compiler.compile([str(source)], output_dir=folder)
+            except CompileError as error:
+                self.warn(f"no C compiler, so no compiled twins: {error}")
+                return False
+        return True
+
     def build_extensions(self) -> None:
+        if not self.can_compile():
+            return
         from Cython.Build import cythonize
 
         made = cythonize(

@@ -53,7 +53,7 @@ def rows_of(root: Path) -> list[int]:
 
 
 def test_the_sums_agree_though_shippers_and_the_hub_are_killed_again_and_again(tmp_path: Path) -> None:
-    done = run(tmp_path / "output", "--flights", "60000", "--kills", "2", "--no-spark")
+    done = run(tmp_path / "output", "--flights", "30000", "--kills", "2", "--no-spark")
     assert done.returncode == 0, done.stdout + done.stderr
     assert [line.split("killed ")[1].split(" (")[0] for line in done.stdout.splitlines() if "SIGKILL" in line] == [
         "the shipper of JFK",
@@ -63,8 +63,8 @@ def test_the_sums_agree_though_shippers_and_the_hub_are_killed_again_and_again(t
     ]
     assert done.stdout.count("back after") == 4
     assert "http://127.0.0.1:" in done.stdout
-    assert "All 60,000 records are at every station, each once; gaps: 0" in done.stdout
-    assert sorted(rows_of(tmp_path / "output" / "hub")) == list(range(60000))
+    assert "All 30,000 records are at every station, each once; gaps: 0" in done.stdout
+    assert sorted(rows_of(tmp_path / "output" / "hub")) == list(range(30000))
 
 
 @pytest.mark.skipif(not os.environ.get("JAVA_HOME") and shutil.which("java") is None, reason="needs Java")

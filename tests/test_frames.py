@@ -22,7 +22,7 @@ import pytest
 from children import in_child
 from loops import interpreted
 from rings import HOLDER, SEED, Ring, Watched
-from schedules import some
+from schedules import ALL, some
 
 from kvspool.errors import Closed, Corruption, Poisoned, TooLarge
 from kvspool.kernel import end_py, machine
@@ -573,13 +573,11 @@ def test_min_seq_is_stored_before_head(make_ring: MakeRing) -> None:
 
 
 def kill_at_each_store(make_ring: MakeRing, prefill: int, values: list[bytes], start: tuple[int, int]) -> Iterator[tuple[Ring, bool]]:
-    """Yield a ring whose writer was killed before its n-th store of putting `values`, for every n; at last one where it wasn't."""
+    """Yield a ring whose writer was killed before its n-th store of putting `values`, for each second n; at last one where it wasn't."""
     ring = make_ring(frames_py, 1024, position=start[0], sequence=start[1])
     ring.fill([b"before %d" % at + bytes(at * 29 % 120) for at in range(prefill)])
     filled = ring.snapshot()
-    last = 0
-    while True:
-        last += 1
+    for last in some(range(1, 1_000_000), 2, prefill % 2):
         ring.restore(filled)
         left = last
 
@@ -636,7 +634,7 @@ def test_a_writer_killed_between_any_two_stores_leaves_a_log_that_the_next_one_c
                     assert item.value == b"after"
             kills += was_killed
             survivors += recovered > acknowledged
-    assert kills > 200
+    assert kills > (200 if ALL else 100)
     assert survivors >= 9
 
 

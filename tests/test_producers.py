@@ -16,6 +16,7 @@ import pytest
 from faults import ClockPort, FailingPort, KillingPort
 from images import Rebooted
 from parts import leave_part
+from schedules import some
 
 import kvspool
 from kvspool import system
@@ -378,7 +379,7 @@ def test_killed_at_any_call_to_the_system_it_is_completed_when_it_is_repeated(ma
     with make() as log:
         path = log.path
         expected: list[str] = []
-        for number in range(1, 200):
+        for number in some(range(1, 200), 2, int(durable)):
             rows = batch(number)
 
             def work(number: int = number, rows: list[str] = rows) -> None:

@@ -76,7 +76,7 @@ def test_messages_of_each_size_go_and_come(served: Any, size: int) -> None:
 
 def test_many_small_messages_on_many_calls_at_once(served: Any) -> None:
     _, _, channel = served
-    sent = [str(number).encode() * (number % 50) for number in range(2000)]
+    sent = [str(number).encode() * (number % 50) for number in range(500)]
     found: list[list[bytes]] = [[] for _ in range(10)]
 
     def run(at: int) -> None:

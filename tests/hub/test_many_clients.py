@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(bool(os.environ.get("KVSPOOL_NO_EXTENSIONS")), r
 def phases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """Run the campaign once; return what each phase has found."""
     folder = tmp_path_factory.mktemp("many")
-    command = [sys.executable, str(TOOL), "--clients", str(CLIENTS), "--shards", str(SHARDS), "--processes", "2", "--seconds", "0.5"]
+    command = [sys.executable, str(TOOL), "--clients", str(CLIENTS), "--shards", str(SHARDS), "--processes", "2", "--seconds", "0.3"]
     done = subprocess.run([*command, "--directory", str(folder), "--json"], capture_output=True, text=True, timeout=85)
     assert done.returncode == 0, done.stderr + done.stdout
     return {found["phase"]: found for found in map(json.loads, done.stdout.splitlines())}
@@ -55,7 +55,7 @@ def crowd(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, dict[str,
     """Let a crowd come and come back once; return what each phase has found, in order."""
     folder = tmp_path_factory.mktemp("crowd")
     command = [sys.executable, str(TOOL), "--crowd", "--clients", str(CLIENTS), "--shards", str(SHARDS), "--processes", "2"]
-    command += ["--seconds", "0.5", "--rest", "0", "--directory", str(folder), "--json"]
+    command += ["--seconds", "0.3", "--rest", "0", "--directory", str(folder), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr + done.stdout
     return [(found["phase"], found) for found in map(json.loads, done.stdout.splitlines())]

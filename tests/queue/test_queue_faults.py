@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from faults import FILE_CALLS, FailingPort
+from schedules import ALL, some
 
 from kvspool import errors, system
 from kvspool.queue import ChunkQueue, repair, verify
@@ -110,7 +111,7 @@ def test_a_failed_call_is_reported_and_loses_nothing(
         one.put_many(BEFORE)
     ChunkQueue.create(template / "empty").close()
     told = 0
-    for nth in range(1, 1000):
+    for nth in some(range(1, 1000), 2, number % 2):
         place = tmp_path / "place"
         shutil.copytree(template, place)
         taken.clear()
@@ -145,4 +146,4 @@ def test_a_failed_call_is_reported_and_loses_nothing(
             ChunkQueue.open(place / "made").close()
         shutil.rmtree(place)
     assert not port.failed, "every call was tried"
-    assert told > 5
+    assert told > (5 if ALL else 2)

@@ -14,11 +14,12 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from schedules import ALL
 
 from kvspool import errors
 from kvspool.queue import ChunkQueue
 
-CRASHES = 100  # of each kind
+CRASHES = 1000 if ALL else 40  # of each kind
 BEFORE = [b"%020d" % at for at in range(5)]  # three chunks of 64 bytes, the last one half full
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 
