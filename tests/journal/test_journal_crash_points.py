@@ -400,8 +400,8 @@ def sample(is_append: bool) -> tuple[int, int]:
     if ALL:
         return 10000, 400
     if not is_append:
-        return 3, 2
-    return (8, 6) if TWIN == "interpreted" else (1, 1)
+        return 1, 1
+    return (4, 3) if TWIN == "interpreted" else (1, 1)
 
 
 def beginnings(before: State, after: State, most: int) -> Iterator[State]:

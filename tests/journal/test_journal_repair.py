@@ -17,6 +17,7 @@ import pytest
 from children import Died, in_child, start
 from faults import FailingPort, KillingPort
 from images import Rebooted
+from schedules import some
 
 import kvspool
 from kvspool import Gap, Record, system
@@ -323,9 +324,7 @@ def test_killed_at_any_step_the_next_repair_brings_the_same(log: Journal, tmp_pa
     for base, number in ((10, 3), (10, 7), (30, 1), (30, 3)):
         flip(segment(log, base), number * SIZE + 19, 3)
     expected = [*range(13), (13, 13), 14, 15, 16, (17, 17), *range(18, 31), (31, 31), 32, (33, 33), 34]
-    nth = 0
-    while True:
-        nth += 1
+    for nth in some(range(1, 1000), 2, int(appends)):
         path = tmp_path / f"copy{nth}"
         shutil.copytree(log.path, path)
 

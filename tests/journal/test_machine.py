@@ -273,7 +273,7 @@ def test_a_journal_is_a_list_near_the_ends_of_the_numbers(format: str, origin: i
 
 def run(format: str, limits: dict[str, Any], origin: int) -> None:
     machine = type("Machine", (Machine,), {"format": format, "limits": limits, "origin": origin})
-    examples = int(os.environ.get("KVSPOOL_EXAMPLES", "12"))
+    examples = int(os.environ.get("KVSPOOL_EXAMPLES", "6"))
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
         machine,
         settings=settings(max_examples=examples, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)),

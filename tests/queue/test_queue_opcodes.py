@@ -152,6 +152,6 @@ def test_killed_at_any_opcode_it_loses_nothing_and_stops_no_other_process(
         shutil.rmtree(place)
         if last and not killed:
             break
-    assert kills >= CRASHES
+    assert kills >= 40
     assert allowed[0] in found
     assert allowed[-1] in found
