@@ -226,6 +226,7 @@ class Log(Handle, ABC):
         timeout: seconds to wait for the lock and for room (default: the handle's). Raises Closed, LogVanished; PermissionError if this
         process may not write to the log.
         """
+        self.open_to_write()  # or raise the error of an append
         return Writer(self, timeout)
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""A writer: the appends of a log in a `with` block.
+"""A writer: the appends of a log or of a shard set in a `with` block.
 
 **Durability.** As for the log's own appends: when an append returns, its record is visible to other processes, and survives a crash of any
 process. A writer holds no lock between its appends.
@@ -10,22 +10,27 @@ from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, Protocol
+from typing import Any, ClassVar, Generic, NoReturn, Protocol, Self, TypeVar
 
 from kvspool.errors import Closed
 from kvspool.system.handles import Handle
 
-
-class Append(Protocol):
-    """Append one record and return its sequence."""
-
-    def __call__(self, value: Any, *, key: bytes | str | None = None, type: int = 0, timestamp: int | None = None) -> int: ...
+One = TypeVar("One", covariant=True)  # the place of a record: its sequence in a log
+Many = TypeVar("Many", covariant=True)  # those of a batch
+Synced = TypeVar("Synced", covariant=True)  # the end of what is on disk
 
 
-class Appendable(Protocol):
-    """The part of `kvspool.log.Log` for writers."""
+class Append(Protocol[One]):
+    """Append one record and return its place: its sequence in a log."""
 
-    path: Path
+    def __call__(self, value: Any, *, key: bytes | str | None = None, type: int = 0, timestamp: int | None = None) -> One: ...
+
+
+class Appendable(Protocol[One, Many, Synced]):
+    """The part of a log or of a shard set for writers."""
+
+    @property
+    def path(self) -> Path: ...
 
     def append(
         self,
@@ -35,7 +40,7 @@ class Appendable(Protocol):
         type: int = 0,
         timestamp: int | None = None,
         timeout: float | None = None,
-    ) -> int: ...
+    ) -> One: ...
 
     def append_many(
         self,
@@ -45,35 +50,33 @@ class Appendable(Protocol):
         type: int = 0,
         timestamp: int | None = None,
         timeout: float | None = None,
-    ) -> range: ...
+    ) -> Many: ...
 
-    def open_to_write(self) -> None: ...
-
-    def sync(self, timeout: float | None = None) -> int: ...
+    def sync(self, timeout: float | None = None) -> Synced: ...
 
 
-class Writer(Handle):
-    """Appends to a log until it is closed; get it from `Log.writer`. Threads may share it.
+class OpenWriter(Handle, Generic[One, Many, Synced]):
+    """Appends to a log or a shard set until it is closed. Threads may share it.
 
     append: the `append` of the log, with this writer's timeout.
     """
 
-    append: Append
+    append: Append[One]
+    _kind: ClassVar[str]
 
-    def __init__(self, log: Appendable, timeout: float | None) -> None:
-        self._log: Appendable | None = log
+    def __init__(self, log: Appendable[One, Many, Synced], timeout: float | None) -> None:
+        self._log: Appendable[One, Many, Synced] | None = log
         self._timeout = timeout
         self.append = log.append if timeout is None else partial(log.append, timeout=timeout)
-        log.open_to_write()  # or raise the error of an append
 
     def append_many(
         self, values: Iterable[Any], *, keys: Iterable[bytes | str | None] | None = None, type: int = 0, timestamp: int | None = None
-    ) -> range:
-        """Append a record for each value in one publication, and return their sequences; see `Log.append_many`."""
+    ) -> Many:
+        """Append a record for each value, and return their sequences; see `append_many` of the log."""
         return self._live().append_many(values, keys=keys, type=type, timestamp=timestamp, timeout=self._timeout)
 
-    def sync(self, timeout: float | None = None) -> int:
-        """Flush all records appended so far to disk; see `Log.sync`."""
+    def sync(self, timeout: float | None = None) -> Synced:
+        """Flush all records appended so far to disk; see `sync` of the log."""
         return self._live().sync(timeout)
 
     @property
@@ -83,21 +86,27 @@ class Writer(Handle):
 
     def close(self) -> None:
         """Close the writer: every later append raises Closed. The log stays open."""
-        self.append = _refuse
+        self.append = self._refuse
         self._log = None
 
-    def __enter__(self) -> Writer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<Writer of {'nothing: closed' if self._log is None else self._log.path}>"
+        return f"<{type(self).__name__} of {'nothing: closed' if self._log is None else self._log.path}>"
 
-    def _live(self) -> Appendable:
-        return _refuse() if self._log is None else self._log
+    def _live(self) -> Appendable[One, Many, Synced]:
+        return self._refuse() if self._log is None else self._log
+
+    @classmethod
+    def _refuse(cls, *_: object, **__: object) -> NoReturn:
+        raise Closed(f"the writer was closed; `writer()` of the {cls._kind} returns another one")
 
 
-def _refuse(*_: object, **__: object) -> NoReturn:
-    raise Closed("the writer was closed; `writer()` of the log returns another one")
+class Writer(OpenWriter[int, range, int]):
+    """Appends to a log until it is closed; get it from `Log.writer`. Threads may share it."""
+
+    _kind = "log"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -55,13 +54,9 @@ OF_EXAMPLES = """\
 
 def add_commands(subparsers: Any) -> None:
     """Add `kvspool shard` and its commands."""
-    parser = subparsers.add_parser(
-        "shard", help="create and fill a log that is spread over shards by key", description=DESCRIPTION, epilog=f"Examples:\n{EXAMPLES}"
-    )
-    parser.set_defaults(run=lambda arguments: _help(parser))
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    commands = options.add_group(subparsers, "shard", "create and fill a log that is spread over shards by key", DESCRIPTION, EXAMPLES)
 
-    create = commands.add_parser("create", help="create a sharded log", description=CREATE, epilog=f"Examples:\n{CREATE_EXAMPLES}")
+    create = options.add_command(commands, "create", "create a sharded log", CREATE, CREATE_EXAMPLES)
     create.add_argument("path", metavar="ROOT", type=Path, help="directory of the shards; its parent must exist")
     _add_prefix(create, default="")
     _add_bits(create)
@@ -77,17 +72,13 @@ def add_commands(subparsers: Any) -> None:
     options.add_json(create, "print the statistics of each shard as a JSON list")
     create.set_defaults(run=_create)
 
-    appending = commands.add_parser(
-        "append",
-        help="append each line of standard input to the shard of its key",
-        description=APPEND,
-        epilog=f"Examples:\n{APPEND_EXAMPLES}",
-    )
+    summary = "append each line of standard input to the shard of its key"
+    appending = options.add_command(commands, "append", summary, APPEND, APPEND_EXAMPLES)
     append.add_arguments(appending)
     _add_prefix(appending, default=None)
     appending.set_defaults(run=_append)
 
-    of = commands.add_parser("of", help="show the shard of a key", description=OF, epilog=f"Examples:\n{OF_EXAMPLES}")
+    of = options.add_command(commands, "of", "show the shard of a key", OF, OF_EXAMPLES)
     of.add_argument("key", metavar="KEY", help="the key; an empty one is a key too")
     _add_prefix(of, default="")
     _add_bits(of)
@@ -118,11 +109,6 @@ def _prefix(text: str) -> str:
         return route.check_prefix(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _help(parser: argparse.ArgumentParser) -> int:
-    parser.print_help(sys.stderr)
-    return 2
 
 
 def _create(arguments: argparse.Namespace) -> int:

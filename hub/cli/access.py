@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -94,26 +93,15 @@ SHOW_EXAMPLES = """\
 
 def add(commands: Any) -> None:
     """Add the commands to those of `kvspool hub`."""
-    _add_tokens(_group(commands, "token", "create, list and revoke tokens", TOKEN, TOKEN_EXAMPLES))
-    _add_certificates(_group(commands, "certificate", "create and show certificates", CERTIFICATE, CERTIFICATE_EXAMPLES))
-
-
-def _group(commands: Any, name: str, summary: str, description: str, examples: str) -> Any:
-    parser = commands.add_parser(name, help=summary, description=description, epilog=f"Examples:\n{examples}")
-    parser.set_defaults(run=lambda arguments: _help(parser))
-    return parser.add_subparsers(title="commands", metavar="COMMAND")
-
-
-def _help(parser: argparse.ArgumentParser) -> int:
-    parser.print_help(sys.stderr)
-    return 2
+    _add_tokens(options.add_group(commands, "token", "create, list and revoke tokens", TOKEN, TOKEN_EXAMPLES))
+    _add_certificates(options.add_group(commands, "certificate", "create and show certificates", CERTIFICATE, CERTIFICATE_EXAMPLES))
 
 
 # Tokens.
 
 
 def _add_tokens(commands: Any) -> None:
-    adding = commands.add_parser("add", help="create a token", description=ADD, epilog=f"Examples:\n{ADD_EXAMPLES}")
+    adding = options.add_command(commands, "add", "create a token", ADD, ADD_EXAMPLES)
     _add_access(adding)
     adding.add_argument("--name", required=True, help="the principal: for a client, its id")
     adding.add_argument("--role", choices=ROLES, help="role of a new principal (default: client)")
@@ -124,12 +112,12 @@ def _add_tokens(commands: Any) -> None:
     options.add_json(adding, "print the token's id, and without --output the token, as a JSON object")
     adding.set_defaults(run=_token_add)
 
-    listing = commands.add_parser("list", help="list the tokens", description=LIST, epilog=f"Examples:\n{LIST_EXAMPLES}")
+    listing = options.add_command(commands, "list", "list the tokens", LIST, LIST_EXAMPLES)
     _add_access(listing)
     options.add_json(listing, "print one JSON object for each token")
     listing.set_defaults(run=_token_list)
 
-    revoking = commands.add_parser("revoke", help="revoke a token", description=REVOKE, epilog=f"Examples:\n{REVOKE_EXAMPLES}")
+    revoking = options.add_command(commands, "revoke", "revoke a token", REVOKE, REVOKE_EXAMPLES)
     _add_access(revoking)
     which = revoking.add_mutually_exclusive_group(required=True)
     which.add_argument("id", nargs="?", metavar="ID", help="the token's id: the 8 digits after kvs_; never the token itself")
@@ -230,17 +218,13 @@ def _token_revoke(arguments: argparse.Namespace) -> int:
 
 
 def _add_certificates(commands: Any) -> None:
-    init = commands.add_parser(
-        "init", help="create an authority and a hub's certificate", description=INIT, epilog=f"Examples:\n{INIT_EXAMPLES}"
-    )
+    init = options.add_command(commands, "init", "create an authority and a hub's certificate", INIT, INIT_EXAMPLES)
     _add_directory(init, "directory of the files; created if it is missing")
     _add_names(init)
     _add_making(init, "replace existing files, which makes all certificates of the old authority useless")
     init.set_defaults(run=_certificate_init)
 
-    server = commands.add_parser(
-        "server", help="create a hub's certificate", description=SERVER, epilog=f"Examples:\n{SERVER_EXAMPLES}"
-    )
+    server = options.add_command(commands, "server", "create a hub's certificate", SERVER, SERVER_EXAMPLES)
     _add_directory(server, "directory of ca.pem and ca.key")
     _add_names(server)
     _add_making(server, "replace existing files")
@@ -248,15 +232,13 @@ def _add_certificates(commands: Any) -> None:
     server.add_argument("--output", type=Path, metavar="DIR", help=output_help)
     server.set_defaults(run=_certificate_server)
 
-    client = commands.add_parser(
-        "client", help="create a client's certificate", description=CLIENT, epilog=f"Examples:\n{CLIENT_EXAMPLES}"
-    )
+    client = options.add_command(commands, "client", "create a client's certificate", CLIENT, CLIENT_EXAMPLES)
     _add_directory(client, "directory of ca.pem and ca.key")
     client.add_argument("name", metavar="NAME", help="name that identifies the client to the hub")
     _add_making(client, "replace existing files")
     client.set_defaults(run=_certificate_client)
 
-    show = commands.add_parser("show", help="show a certificate", description=SHOW, epilog=f"Examples:\n{SHOW_EXAMPLES}")
+    show = options.add_command(commands, "show", "show a certificate", SHOW, SHOW_EXAMPLES)
     show.add_argument("path", metavar="FILE", type=Path, help="a certificate in PEM")
     options.add_json(show, "print a JSON object")
     show.set_defaults(run=_certificate_show)

@@ -59,26 +59,18 @@ READERS_EXAMPLES = """\
 
 def add_commands(subparsers: Any) -> None:
     """Add `kvspool hub` and its commands."""
-    parser = subparsers.add_parser(
-        "hub", help="serve a hub; inspect and maintain it", description=DESCRIPTION, epilog=f"Examples:\n{EXAMPLES}"
-    )
-    parser.set_defaults(run=lambda arguments: _help(parser))
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    commands = options.add_group(subparsers, "hub", "serve a hub; inspect and maintain it", DESCRIPTION, EXAMPLES)
 
-    create = commands.add_parser("create", help="create a hub root", description=CREATE, epilog=f"Examples:\n{CREATE_EXAMPLES}")
+    create = options.add_command(commands, "create", "create a hub root", CREATE, CREATE_EXAMPLES)
     create.add_argument("path", metavar="ROOT", type=Path, help="path of the new directory; its parent must exist")
     options.add_json(create, "print the path as a JSON object")
     create.set_defaults(run=_create)
 
-    clients = commands.add_parser(
-        "clients", help="list the clients of a hub root", description=CLIENTS, epilog=f"Examples:\n{CLIENTS_EXAMPLES}"
-    )
+    clients = options.add_command(commands, "clients", "list the clients of a hub root", CLIENTS, CLIENTS_EXAMPLES)
     clients.add_argument("path", metavar="ROOT", type=Path, help="the hub root")
     options.add_json(clients, "print a JSON list, with the statistics of each shard")
     clients.set_defaults(run=_clients)
-    readers = commands.add_parser(
-        "readers", help="list the durable readers, or delete one", description=READERS, epilog=f"Examples:\n{READERS_EXAMPLES}"
-    )
+    readers = options.add_command(commands, "readers", "list the durable readers, or delete one", READERS, READERS_EXAMPLES)
     readers.add_argument("path", metavar="ROOT", type=Path, help="the hub root")
     which = readers.add_mutually_exclusive_group()
     options.add_json(which, "print a JSON list, with the position in each shard")
@@ -118,11 +110,6 @@ class _ShardByShard(HubRoot):
 
     def stats(self, damaged: list[str] | None = None) -> Any:
         return [shard for client in super().stats(damaged).clients for shard in client.shards]
-
-
-def _help(parser: argparse.ArgumentParser) -> int:
-    parser.print_help(sys.stderr)
-    return 2
 
 
 def _create(arguments: argparse.Namespace) -> int:

@@ -74,11 +74,7 @@ the state "new"."""
 
 def add_commands(subparsers: Any) -> None:
     """Add `kvspool pipeline` and its commands."""
-    parser = subparsers.add_parser(
-        "pipeline", help="run declared jobs with Spark", description=DESCRIPTION, epilog=f"Examples:\n{EXAMPLES}"
-    )
-    parser.set_defaults(run=lambda arguments: _help(parser))
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    commands = options.add_group(subparsers, "pipeline", "run declared jobs with Spark", DESCRIPTION, EXAMPLES)
 
     run = _add(commands, "run", "run a job", RUN, RUN_EXAMPLES, _run)
     run.add_argument("--once", action="store_true", help="end when all available records are read")
@@ -95,15 +91,10 @@ def add_commands(subparsers: Any) -> None:
 
 
 def _add(commands: Any, name: str, summary: str, description: str, examples: str, run: Callable[[argparse.Namespace], int]) -> Any:
-    parser = commands.add_parser(name, help=summary, description=description, epilog=f"Examples:\n{examples}")
+    parser = options.add_command(commands, name, summary, description, examples)
     parser.add_argument("job", metavar="JOB.toml", type=Path, help="the job file")
     parser.set_defaults(run=run)
     return parser
-
-
-def _help(parser: argparse.ArgumentParser) -> int:
-    parser.print_help(sys.stderr)
-    return 2
 
 
 def _load(arguments: argparse.Namespace) -> Job:

@@ -37,9 +37,7 @@ EXAMPLES = """\
 
 def add(commands: Any) -> None:
     """Add the command."""
-    parser = commands.add_parser(
-        "retention", help="show or change a hub's retention rules", description=DESCRIPTION, epilog=f"Examples:\n{EXAMPLES}"
-    )
+    parser = options.add_command(commands, "retention", "show or change a hub's retention rules", DESCRIPTION, EXAMPLES)
     parser.add_argument("path", metavar="ROOT", type=Path, help="the hub root")
     parser.add_argument("--client", metavar="PATTERN", help="clients that the rules apply to (default: all, '*')")
     add_limits(parser)

@@ -44,9 +44,7 @@ LIMITS = (
 
 def add(commands: Any) -> None:
     """Add the command."""
-    parser = commands.add_parser(
-        "serve", help="store shipped records and serve them", description=DESCRIPTION, epilog=f"Examples:\n{EXAMPLES}"
-    )
+    parser = options.add_command(commands, "serve", "store shipped records and serve them", DESCRIPTION, EXAMPLES)
     parser.add_argument("--root", type=Path, required=True, metavar="DIR", help="the hub root")
     parser.add_argument(
         "--listen", type=address, default=("127.0.0.1", 7070), metavar="HOST:PORT", help="default: 127.0.0.1:7070; port 0 takes any"

@@ -58,9 +58,7 @@ SCHEMES = ("hub://", "grpc://", "grpc+tls://")
 
 def add(subparsers: Any) -> None:
     """Add the command."""
-    parser = subparsers.add_parser(
-        "ship", help="send the records of logs to a hub, as they are appended", description=DESCRIPTION, epilog=f"Examples:\n{EXAMPLES}"
-    )
+    parser = options.add_command(subparsers, "ship", "send the records of logs to a hub, as they are appended", DESCRIPTION, EXAMPLES)
     parser.add_argument("sources", metavar="SOURCE", nargs="+", help="a log or a shard set, or ID=PATH; or a hub, to pull from")
     parser.add_argument("hub", metavar="HUB", help="grpc+tls://HOST:PORT (or hub://), or several with commas; or a root to pull into")
     parser.add_argument("--client", metavar="ID", help="the client's id at the hub")

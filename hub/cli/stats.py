@@ -32,7 +32,7 @@ _URL = re.compile(r"https?://")
 
 def add(commands: Any) -> None:
     """Add the command."""
-    parser = commands.add_parser("stats", help="show the content of a hub", description=DESCRIPTION, epilog=f"Examples:\n{EXAMPLES}")
+    parser = options.add_command(commands, "stats", "show the content of a hub", DESCRIPTION, EXAMPLES)
     parser.add_argument("source", metavar="ROOT|URL", help="the hub root, or http://HOST:PORT of a running hub's page")
     parser.add_argument("--shards", action="store_true", help="show a line for each shard")
     options.add_json(parser, "print a JSON object, with the statistics of each shard")

@@ -35,9 +35,7 @@ EXAMPLES = """\
 
 def add(commands: Any) -> None:
     """Add the command."""
-    parser = commands.add_parser(
-        "trim", help="remove the oldest segments of clients", description=DESCRIPTION, epilog=f"Examples:\n{EXAMPLES}"
-    )
+    parser = options.add_command(commands, "trim", "remove the oldest segments of clients", DESCRIPTION, EXAMPLES)
     parser.add_argument("path", metavar="ROOT", type=Path, help="the hub root")
     parser.add_argument("--client", metavar="PATTERN", default=EVERYBODY, help="clients to trim: an id, or a prefix and *")
     add_limits(parser)

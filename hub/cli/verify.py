@@ -28,9 +28,7 @@ EXAMPLES = """\
 
 def add(commands: Any) -> None:
     """Add the command."""
-    parser = commands.add_parser(
-        "verify", help="check everything under a hub root", description=DESCRIPTION, epilog=f"Examples:\n{EXAMPLES}"
-    )
+    parser = options.add_command(commands, "verify", "check everything under a hub root", DESCRIPTION, EXAMPLES)
     parser.add_argument("path", metavar="ROOT", type=Path, help="the hub root")
     parser.add_argument("--client", metavar="PATTERN", default=EVERYBODY, help="clients to check: an id, or a prefix and *")
     parser.add_argument("--access", type=Path, metavar="FILE", help="check this access file, too")

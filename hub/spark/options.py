@@ -170,7 +170,7 @@ class ReadOptions:
             selection=selection,
             starting=_bound(options, *STARTING),
             ending=_bound(options, *ENDING),
-            is_lenient_on_time=_choice(options, "startingOffsetsByTimestampStrategy", ("error", "latest")) == "latest",
+            is_lenient_on_time=choice(options, "startingOffsetsByTimestampStrategy", ("error", "latest")) == "latest",
             fail_on_data_loss=_boolean(options, "failOnDataLoss") is not False,
             min_partitions=_positive(options, "minPartitions"),
             max_records=_positive(options, "maxRecordsPerPartition"),
@@ -351,7 +351,8 @@ def _boolean(options: Mapping[str, str], name: str) -> bool | None:
     return options[name].lower() == "true"
 
 
-def _choice(options: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
+def choice(options: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
+    """Return the value of an option that is one of a few words; the first one if it is missing. Raises ValueError."""
     chosen = options.get(name, choices[0]).lower()
     if chosen not in choices:
         raise ValueError(f"option {name} is one of {', '.join(choices)}, not {options[name]!r}")
@@ -359,7 +360,7 @@ def _choice(options: Mapping[str, str], name: str, choices: tuple[str, ...]) -> 
 
 
 def _isolation(options: Mapping[str, str]) -> Literal["appended", "synced"]:
-    return "synced" if _choice(options, "isolation", ("appended", "synced")) == "synced" else "appended"
+    return "synced" if choice(options, "isolation", ("appended", "synced")) == "synced" else "appended"
 
 
 def _seconds(options: Mapping[str, str], name: str, default: str) -> float:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hub.spark.naming import named
-from hub.spark.options import local_path
+from hub.spark.options import choice, local_path
 from kvspool import Codec
 from kvspool.engine import sizes
 from kvspool.errors import KvspoolError, LogExists, LogNotFound
@@ -88,10 +88,10 @@ class SinkTarget:
             topic=_topic(options),
             bits=_bits(options),
             capacity=options.get("capacity", "64MiB"),
-            format=_choice(options, "format", FORMATS),
+            format=choice(options, "format", FORMATS),
             codec=_codec(options.get("codec"), schema),
-            is_durable=_choice(options, "durability", ("memory", "disk")) == "disk",
-            takes_changed=_choice(options, "changedBatch", ("fail", "append")) == "append",
+            is_durable=choice(options, "durability", ("memory", "disk")) == "disk",
+            takes_changed=choice(options, "changedBatch", ("fail", "append")) == "append",
             memory=_memory(options.get("memory", MEMORY)),
         )
         check_columns(schema)
@@ -226,13 +226,6 @@ def _bits(options: Mapping[str, str]) -> int | None:
     except ValueError:
         raise ValueError(f"option bits is a number, not {options['bits']!r}") from None
     return route.check_bits(bits)
-
-
-def _choice(options: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
-    chosen = options.get(name, choices[0]).lower()
-    if chosen not in choices:
-        raise ValueError(f"option {name} is one of {', '.join(choices)}, not {options[name]!r}")
-    return chosen
 
 
 def _memory(text: str) -> int:

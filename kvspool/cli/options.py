@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -29,6 +30,24 @@ class BadInput(KvspoolError, ValueError):
     """Invalid input of the user. Nothing of it was stored."""
 
     exit_code = 2
+
+
+def add_command(commands: Any, name: str, summary: str, description: str, examples: str) -> argparse.ArgumentParser:
+    """Add a command to those of `argparse`, and return its parser. summary: for the list of commands; examples: lines for its help."""
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=summary, description=description, epilog=f"Examples:\n{examples}")
+    return parser
+
+
+def add_group(commands: Any, name: str, summary: str, description: str, examples: str) -> Any:
+    """Add a command that has commands of its own, and return these; alone it prints its help, and ends with 2."""
+
+    def print_help(arguments: argparse.Namespace) -> int:
+        parser.print_help(sys.stderr)
+        return 2
+
+    parser = add_command(commands, name, summary, description, examples)
+    parser.set_defaults(run=print_help)
+    return parser.add_subparsers(title="commands", metavar="COMMAND")
 
 
 def add_path(parser: argparse.ArgumentParser, words: str) -> None:

@@ -31,8 +31,7 @@ from kvspool.engine.layout import Layout
 from kvspool.errors import Corruption, TooManyPieces, TooManyProducers, UnknownVersion
 from kvspool.kernel.frames import crc32c
 from kvspool.system import disk, logger
-from kvspool.system.descriptor import Descriptor
-from kvspool.system.handles import Handle
+from kvspool.system.descriptor import Descriptor, OpenFile
 
 NAME = "producers"
 MAGIC = b"KVSPROD1"
@@ -129,7 +128,7 @@ assert STATE.size == _GLANCE.size == PLACE
 assert HEADER.size == 64
 
 
-class ProducerTable(Handle):
+class ProducerTable(OpenFile):
     """The open file of one log, for reading, or for the owner of the append lock."""
 
     def __init__(self, path: Path, log_id: bytes, file: Descriptor) -> None:
@@ -138,10 +137,6 @@ class ProducerTable(Handle):
         self._log_id = log_id
         self._file = file
         self._size = system.port.status(file.number).st_size
-
-    @property
-    def _fd(self) -> int:
-        return self._file.number
 
     @classmethod
     def open(cls, directory: Path, log_id: bytes, *, to_read: bool = False) -> ProducerTable | None:
@@ -198,18 +193,18 @@ class ProducerTable(Handle):
 
     def read(self, number: int) -> ProducerState | None:
         """Return a state; None for a free or unsound one."""
-        state = self._newest(system.port.read(self._fd, BLOCK, BLOCK * (1 + number))) if 0 <= number < len(self) else None
+        state = self._newest(system.port.read(self.fd, BLOCK, BLOCK * (1 + number))) if 0 <= number < len(self) else None
         return None if state is None or state.phase == FREE else state
 
     def earlier(self, number: int) -> ProducerState | None:
         """Return the previous copy of a state; None if it is not sound."""
-        places = self._places(system.port.read(self._fd, BLOCK, BLOCK * (1 + number)))
+        places = self._places(system.port.read(self.fd, BLOCK, BLOCK * (1 + number)))
         sound = [place for place in places if place is not None]
         return min(sound, key=lambda place: place.generation) if len(sound) == 2 else None
 
     def states(self) -> Iterator[tuple[int, ProducerState]]:
         """Yield the numbers and states of all producers."""
-        data = system.port.read(self._fd, BLOCK * len(self), BLOCK)
+        data = system.port.read(self.fd, BLOCK * len(self), BLOCK)
         for number in range(len(data) // BLOCK):
             state = self._newest(data[number * BLOCK : (number + 1) * BLOCK])
             if state is not None and state.phase != FREE:
@@ -217,7 +212,7 @@ class ProducerTable(Handle):
 
     def damaged(self) -> int:
         """Return how many states are not empty and not sound."""
-        data = system.port.read(self._fd, BLOCK * len(self), BLOCK)
+        data = system.port.read(self.fd, BLOCK * len(self), BLOCK)
         blocks = [data[at : at + BLOCK] for at in range(0, len(data), BLOCK)]
         return sum(any(block) and self._newest(block) is None for block in blocks)
 
@@ -226,7 +221,7 @@ class ProducerTable(Handle):
         state = self.read(hint)
         if state is not None and state.id == id:
             return hint, state
-        data = system.port.read(self._fd, BLOCK * len(self), BLOCK)
+        data = system.port.read(self.fd, BLOCK * len(self), BLOCK)
         at = data.find(id)
         while at >= 0:
             number = at // BLOCK
@@ -238,7 +233,7 @@ class ProducerTable(Handle):
 
     def named(self, prefix: bytes) -> Iterator[tuple[int, ProducerState]]:
         """Yield the numbers and states of the producers with this prefix of the name; at most 44 bytes of UTF-8."""
-        data = system.port.read(self._fd, BLOCK * len(self), BLOCK)
+        data = system.port.read(self.fd, BLOCK * len(self), BLOCK)
         at = data.find(prefix)
         while at >= 0:
             number = at // BLOCK
@@ -252,7 +247,7 @@ class ProducerTable(Handle):
         grows. If it can't grow: one that is over, or that is done and wasn't used for its keeping time. Of several, the least recently used
         one. Raises TooManyProducers.
         """
-        data = system.port.read(self._fd, BLOCK * len(self), BLOCK)
+        data = system.port.read(self.fd, BLOCK * len(self), BLOCK)
         for number, generation in self._claimable(data):
             state = self._newest(data[number * BLOCK : (number + 1) * BLOCK])
             if state is None or state.generation == generation:
@@ -280,7 +275,7 @@ class ProducerTable(Handle):
         """Make room for more states; return the number of the first one."""
         number = len(self)
         size = BLOCK * (1 + min(MOST, number + STEP))
-        system.port.allocate(self._fd, size)
+        system.port.allocate(self.fd, size)
         self._size = size
         return number
 
@@ -297,23 +292,23 @@ class ProducerTable(Handle):
     def store(self, number: int, state: ProducerState, *, is_used: bool = True) -> None:
         """Replace a state, under the append lock. is_used: by its producer; otherwise it keeps its time."""
         at = BLOCK * (1 + number)
-        places = self._places(system.port.read(self._fd, BLOCK, at))
+        places = self._places(system.port.read(self.fd, BLOCK, at))
         newest = max((place.generation for place in places if place is not None), default=0)
         which = 1 if places[0] is not None and places[0].generation == newest else 0
         updated = system.port.now() if is_used else state.updated
         raw = STATE.pack(state._replace(generation=newest + 1, boot_id=system.port.boot_id(), updated=updated))[:-4]
         raw += _checksum(self._log_id, raw).to_bytes(4, "little")
-        system.port.write(self._fd, raw, at + which * PLACE)
+        system.port.write(self.fd, raw, at + which * PLACE)
 
     def copy_to(self, directory: Path) -> None:
         """Copy the list to another directory of the log, on disk when this returns."""
-        data = system.port.read(self._fd, BLOCK * (1 + len(self)), 0)
-        status = system.port.status(self._fd)
+        data = system.port.read(self.fd, BLOCK * (1 + len(self)), 0)
+        status = system.port.status(self.fd)
         disk.replace(directory / NAME, data, 0o600, rights=status.st_mode & 0o777)
 
     def flush(self) -> None:
         """Flush the file to disk."""
-        system.port.flush_data(self._fd)
+        system.port.flush_data(self.fd)
 
     def _newest(self, block: bytes) -> ProducerState | None:
         sound = [place for place in self._places(block) if place is not None]

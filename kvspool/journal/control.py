@@ -47,8 +47,7 @@ from kvspool.kernel.lock_py import OWNER, WRITER_SLOTS_AT
 from kvspool.kernel.tail import Tail
 from kvspool.record import NO_TIME
 from kvspool.system import filesystems, holders
-from kvspool.system.descriptor import Descriptor
-from kvspool.system.handles import Handle
+from kvspool.system.descriptor import Descriptor, OpenFile
 
 MAGIC = b"kvJRNL01"
 APPEND, SYNC, ADMIN = 1 << 20, (1 << 20) + 1, (1 << 20) + 2  # locked bytes: far after the content, so that it may grow
@@ -88,7 +87,7 @@ CONTENT = 128  # bytes of the file
 NO_RUN = bytes(16)  # `boot` of an invalid page
 
 
-class Control(Handle):
+class Control(OpenFile):
     """One handle's view of the lock file. It has its own descriptor, which is never inherited, and never mapped."""
 
     def __init__(self, path: Path, mode: int | None) -> None:
@@ -110,11 +109,6 @@ class Control(Handle):
         self._users: dict[object, list[Descriptor]] = {}  # flushes under way, with files that they may still use
         self._is_closed = False
         self._file = self._open()
-
-    @property
-    def fd(self) -> int:
-        """Return the number of the open file. Raises Closed."""
-        return self._file.number
 
     def _open(self) -> Descriptor:
         flags = os.O_RDWR | (os.O_CREAT if self._mode is not None else 0)
@@ -147,15 +141,6 @@ class Control(Handle):
                 kept.append(file)  # it closes with the last of them
             if not self._users:
                 file.close()
-
-    def is_in_place(self) -> bool:
-        """Return whether the name refers to the open file."""
-        ours, there = system.port.status(self.fd), system.port.look_up(self.path)
-        return there is not None and (ours.st_ino, ours.st_dev) == (there.st_ino, there.st_dev)
-
-    def is_gone(self) -> bool:
-        """Return whether the file no longer has a name."""
-        return system.port.status(self.fd).st_nlink == 0
 
     def lock(self, timeout: float, byte: int = APPEND) -> None:
         """Take one of the locks among kvspool's writers. LockTimeout names the last writer."""

@@ -12,14 +12,13 @@ from pathlib import Path
 from kvspool import system
 from kvspool.errors import Corruption
 from kvspool.journal import seekable
-from kvspool.system.descriptor import Descriptor
-from kvspool.system.handles import Handle
+from kvspool.system.descriptor import Descriptor, OpenFile
 
 ARCHIVE = ".zst"  # suffix of an archived segment
 KEPT = 2  # decompressed blocks of an open archive: sequential readers move from one to the next
 
 
-class Segment(Handle):
+class Segment(OpenFile):
     """One open segment, for reading; also for writing if `is_writable`. most: bytes of it to consider."""
 
     def __init__(self, path: Path, base: int, *, is_writable: bool = False, most: int = (1 << 63) - 1) -> None:
@@ -31,28 +30,9 @@ class Segment(Handle):
         self.begin = 0  # byte of the first frame, once it is known
         self._file = Descriptor(path, os.O_RDWR if is_writable else os.O_RDONLY)
 
-    @property
-    def fd(self) -> int:
-        """Return the number of the open file. Raises Closed."""
-        return self._file.number
-
-    @property
-    def is_closed(self) -> bool:
-        """Return whether it was closed."""
-        return self._file.is_closed
-
     def size(self) -> int:
         """Return the present size of the segment in bytes."""
         return min(system.port.status(self.fd).st_size, self._most)
-
-    def is_gone(self) -> bool:
-        """Return whether the file no longer has a name."""
-        return system.port.status(self.fd).st_nlink == 0
-
-    def is_in_place(self) -> bool:
-        """Return whether its name refers to this file."""
-        ours, there = system.port.status(self.fd), system.port.look_up(self.path)
-        return there is not None and (ours.st_ino, ours.st_dev) == (there.st_ino, there.st_dev)
 
     def read(self, at: int, size: int) -> bytes:
         """Return up to `size` bytes at `at`; fewer at the end of the segment."""

@@ -26,13 +26,12 @@ from kvspool.queue import format, header
 from kvspool.queue.chunk import Chunk, refuse_unsound, refuse_untrue
 from kvspool.queue.format import ChunkHead
 from kvspool.system import disk
-from kvspool.system.descriptor import Descriptor
-from kvspool.system.handles import Handle
+from kvspool.system.descriptor import Descriptor, OpenFile
 
 LOOK_EVERY = 1_000_000_000  # ns after which a check whether the queue still exists is due
 
 
-class Chain(Handle):
+class Chain(OpenFile):
     """The chunks of one queue, as known to this handle, and the descriptor of its header."""
 
     def __init__(self, path: Path, file: Descriptor, chunk_bytes: int | None, flush: Callable[[int], None], is_durable: bool) -> None:
@@ -50,16 +49,6 @@ class Chain(Handle):
         self._is_durable = is_durable
         self._process = system.port.process_id()
         self._mode = system.port.status(fd).st_mode & 0o666
-
-    @property
-    def fd(self) -> int:
-        """Return the number of the header's descriptor. Raises Closed."""
-        return self._file.number
-
-    @property
-    def is_closed(self) -> bool:
-        """Return whether the chain was closed."""
-        return self._file.is_closed
 
     def close(self) -> None:
         """Release all files; the locks too, unless they belong to the parent process."""

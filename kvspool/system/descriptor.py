@@ -12,10 +12,12 @@ import errno
 import os
 import select
 import stat
+from pathlib import Path
 from types import TracebackType
 
 from kvspool import system
 from kvspool.errors import Closed, NotAFile
+from kvspool.system.handles import Handle
 
 _NO_FILE = os.O_PATH | os.O_DIRECTORY  # flags for directories, and for names without opening the file
 _OTHER_KINDS = (errno.ENXIO, errno.EISDIR, errno.ENODEV)  # the kernel's errors for a socket, a FIFO, a directory, a device
@@ -89,6 +91,32 @@ class Descriptor:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+class OpenFile(Handle):
+    """A handle on one file, under the name `path`."""
+
+    path: Path
+    _file: Descriptor
+
+    @property
+    def fd(self) -> int:
+        """Return the number of the open file. Raises Closed."""
+        return self._file.number
+
+    @property
+    def is_closed(self) -> bool:
+        """Return whether it was closed."""
+        return self._file.is_closed
+
+    def is_gone(self) -> bool:
+        """Return whether the file no longer has a name."""
+        return system.port.status(self.fd).st_nlink == 0
+
+    def is_in_place(self) -> bool:
+        """Return whether the name refers to the open file."""
+        ours, there = system.port.status(self.fd), system.port.look_up(self.path)
+        return there is not None and (ours.st_ino, ours.st_dev) == (there.st_ino, there.st_dev)
 
 
 def _not_a_file(path: str | os.PathLike[str], mode: int) -> NotAFile:

@@ -93,7 +93,7 @@ def test_many_small_messages_on_many_calls_at_once(served: Any) -> None:
 def test_calls_one_after_the_other_never_count_as_a_flood(served: Any) -> None:
     _, _, channel = served
     echo = channel.unary_unary("/test/Echo")
-    for number in range(1500):
+    for number in range(2000):
         assert echo(str(number).encode(), timeout=60) == str(number).encode()
 
 
