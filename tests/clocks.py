@@ -1,4 +1,4 @@
-"""A port whose clocks move only when a test moves them."""
+"""Ports whose clocks move only when a test moves them, or during waits."""
 
 from __future__ import annotations
 
@@ -26,3 +26,27 @@ class StoppedClock(Port):
 
     def sleep(self, seconds: float) -> None:
         self.pass_(seconds)
+
+
+class WaitingClock(Port):
+    """The real system, but for a clock that moves only during sleeps and waits; notes how long each was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.time = 1000.0
+        self.waits: list[float] = []
+        self.sleeps: list[float] = []
+
+    def monotonic(self) -> float:
+        return self.time
+
+    def wait_readable(self, fd: int, timeout: float) -> bool:
+        if super().wait_readable(fd, 0):
+            return True
+        self.waits.append(timeout)
+        self.time += timeout
+        return False
+
+    def sleep(self, seconds: float) -> None:
+        self.sleeps.append(seconds)
+        self.time += seconds

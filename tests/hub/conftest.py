@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from clocks import StoppedClock
 
 import kvspool
 import shard
+from kvspool import system
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -81,6 +83,14 @@ def narrow_batches(spark: SparkSession) -> Iterator[None]:
     spark.conf.set(name, "100")
     yield
     spark.conf.set(name, before)
+
+
+@pytest.fixture
+def clock() -> Iterator[StoppedClock]:
+    """A clock that moves only when the test moves it."""
+    with system.replaced(StoppedClock()) as clock:
+        assert isinstance(clock, StoppedClock)
+        yield clock
 
 
 @pytest.fixture(autouse=True)

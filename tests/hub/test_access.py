@@ -6,7 +6,6 @@ import logging
 import os
 import pickle
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,13 +25,6 @@ from kvspool.system import Port
 
 NEVER = "kvs_00000000_" + "A" * 43
 CLIENT_ID = st.from_regex(r"[a-zA-Z0-9_-]{1,12}", fullmatch=True)
-
-
-@pytest.fixture
-def clock() -> Iterator[StoppedClock]:
-    with system.replaced(StoppedClock()) as clock:
-        assert isinstance(clock, StoppedClock)
-        yield clock
 
 
 @pytest.fixture

@@ -482,13 +482,6 @@ def test_validity_has_a_beginning_and_an_end() -> None:
 
 
 @pytest.fixture
-def clock() -> Iterator[StoppedClock]:
-    with system.replaced(StoppedClock()) as clock:
-        assert isinstance(clock, StoppedClock)
-        yield clock
-
-
-@pytest.fixture
 def watched(tmp_path: Path, clock: StoppedClock) -> tuple[Certificates, Path]:
     make_old_authority(tmp_path, ["localhost"])
     return Certificates(tmp_path / "server.pem", tmp_path / "server.key", tmp_path / "ca.pem"), tmp_path

@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from clocks import StoppedClock
 
 from hub.root.store import Outcome
 from hub.server.clients import SILENT, Client, ClientLag
-from kvspool import system
-
-
-@pytest.fixture
-def clock() -> Iterator[StoppedClock]:
-    with system.replaced(StoppedClock()) as clock:
-        assert isinstance(clock, StoppedClock)
-        yield clock
 
 
 def client_at(clock: StoppedClock, rate: int, seconds: int = 600) -> Client:

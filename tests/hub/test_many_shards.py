@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from clocks import WaitingClock
 from faults import BlindPort, RecordingPort
 
 import hub
@@ -27,26 +28,13 @@ CLIENTS, BITS = 25, 3
 SHARDS = CLIENTS << BITS
 
 
-class Stopped(RecordingPort):
-    """A clock that moves only during sleeps; notes each system call."""
+class Stopped(RecordingPort, WaitingClock):
+    """A clock that moves only during waits; notes each system call."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.time = 1000.0
         for name in ("look_up", "names", "remove_watch"):
             setattr(self, name, self._noting(name, getattr(self, name)))
-
-    def monotonic(self) -> float:
-        return self.time
-
-    def wait_readable(self, fd: int, timeout: float) -> bool:
-        if super().wait_readable(fd, 0):
-            return True
-        self.time += timeout
-        return False
-
-    def sleep(self, seconds: float) -> None:
-        self.time += seconds
 
 
 @pytest.fixture(scope="module", params=["spool", "kvj"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +36,6 @@ HOSTILE = [
     msgspec.json.encode({**KNOWN, "shards": [{"topic": "JFK", "partition": 0, "next": 1 << 63, "end": 0}]}),
     msgspec.json.encode({**KNOWN, "shards": [{"topic": "JFK", "partition": -2, "next": 0, "end": -1}]}),
 ]
-
-
-@pytest.fixture
-def clock() -> Iterator[StoppedClock]:
-    with system.replaced(StoppedClock()) as clock:
-        assert isinstance(clock, StoppedClock)
-        yield clock
 
 
 @pytest.fixture

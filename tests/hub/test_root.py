@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 from children import Died, in_child, start
+from clocks import WaitingClock
 
 import hub
 import kvspool
@@ -39,29 +40,9 @@ def root(tmp_path: Path) -> Iterator[HubRoot]:
         yield root
 
 
-class Clock(system.Port):
-    """A clock that moves only during sleeps, so that no test waits for it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.time = 1000.0
-
-    def monotonic(self) -> float:
-        return self.time
-
-    def wait_readable(self, fd: int, timeout: float) -> bool:
-        if super().wait_readable(fd, 0):
-            return True
-        self.time += timeout
-        return False
-
-    def sleep(self, seconds: float) -> None:
-        self.time += seconds
-
-
 @pytest.fixture
-def clock() -> Iterator[Clock]:
-    clock = Clock()
+def clock() -> Iterator[WaitingClock]:
+    clock = WaitingClock()
     with system.replaced(clock):
         yield clock
 
@@ -171,7 +152,7 @@ def test_read_gives_the_records_of_all_clients_by_time_with_whose_they_are(root:
         assert (record.type, record.key, record.timestamp) == (record.data, b"%d" % record.data, 1000 + record.data)
 
 
-def test_read_starts_at_its_start_and_ends_at_its_limit(root: HubRoot, clock: Clock) -> None:
+def test_read_starts_at_its_start_and_ends_at_its_limit(root: HubRoot, clock: WaitingClock) -> None:
     base = 1_700_000_000
     for client in ("a", "b"):
         for at in range(5):
@@ -187,7 +168,7 @@ def test_read_starts_at_its_start_and_ends_at_its_limit(root: HubRoot, clock: Cl
             root.read(bad)
 
 
-def test_a_synced_reader_sees_of_every_client_only_what_is_on_disk(root: HubRoot, clock: Clock) -> None:
+def test_a_synced_reader_sees_of_every_client_only_what_is_on_disk(root: HubRoot, clock: WaitingClock) -> None:
     with root.create_client("a", bits=0, capacity=SMALL) as client:
         client.append("one")
         assert list(root.read(isolation="synced")) == []
@@ -290,7 +271,7 @@ def test_a_client_made_by_another_process_is_noticed(root: HubRoot) -> None:
     os.close(release)
 
 
-def test_a_client_that_comes_while_following_from_the_latest_is_read_from_its_first_record(root: HubRoot, clock: Clock) -> None:
+def test_a_client_that_comes_while_following_from_the_latest_is_read_from_its_first_record(root: HubRoot, clock: WaitingClock) -> None:
     add(root, "old", ["before"])
     with closing(root.follow("latest", timeout=1)) as following:
         add(root, "new", ["first", "second"])
@@ -298,7 +279,7 @@ def test_a_client_that_comes_while_following_from_the_latest_is_read_from_its_fi
         assert seen(following) == [("new", "first"), ("new", "second"), ("old", "after")]
 
 
-def test_the_last_shards_of_a_client_being_made_are_read_when_they_come(root: HubRoot, clock: Clock) -> None:
+def test_the_last_shards_of_a_client_being_made_are_read_when_they_come(root: HubRoot, clock: WaitingClock) -> None:
     add(root, "a", list(range(10)), bits=2)
     whole = seen(root)
     away = root.path.parent / "a.2.003"
@@ -311,7 +292,7 @@ def test_the_last_shards_of_a_client_being_made_are_read_when_they_come(root: Hu
     assert sorted(part + rest) == whole
 
 
-def test_a_client_that_comes_with_a_hole_is_an_error_while_following(root: HubRoot, clock: Clock) -> None:
+def test_a_client_that_comes_with_a_hole_is_an_error_while_following(root: HubRoot, clock: WaitingClock) -> None:
     add(root, "good", [1])
     with closing(root.follow(timeout=1)) as following:
         assert next(following).data == 1
@@ -330,7 +311,7 @@ def test_a_client_that_comes_is_noticed_while_another_one_never_stops(root: HubR
 
 
 def test_a_client_that_was_removed_is_read_to_its_end_and_then_forgotten(
-    root: HubRoot, clock: Clock, open_files: Callable[[], set[str]]
+    root: HubRoot, clock: WaitingClock, open_files: Callable[[], set[str]]
 ) -> None:
     add(root, "a", list(range(1000)))
     add(root, "b", ["stays"])
@@ -346,7 +327,7 @@ def test_a_client_that_was_removed_is_read_to_its_end_and_then_forgotten(
 
 
 def test_the_disk_space_of_a_client_that_was_forgotten_is_given_back(
-    root: HubRoot, clock: Clock, open_files: Callable[[], set[str]]
+    root: HubRoot, clock: WaitingClock, open_files: Callable[[], set[str]]
 ) -> None:
     add(root, "a", [1])
     with closing(root.follow(timeout=1)) as following:
@@ -356,7 +337,7 @@ def test_the_disk_space_of_a_client_that_was_forgotten_is_given_back(
         assert {name for name in open_files() if "/a.1.00" in name} == set()
 
 
-def test_a_client_that_was_removed_and_recreated_is_read_again(root: HubRoot, clock: Clock) -> None:
+def test_a_client_that_was_removed_and_recreated_is_read_again(root: HubRoot, clock: WaitingClock) -> None:
     add(root, "a", ["old"])
     with closing(root.follow(timeout=1)) as following:
         assert seen(following) == [("a", "old")]
@@ -367,7 +348,7 @@ def test_a_client_that_was_removed_and_recreated_is_read_again(root: HubRoot, cl
         assert (record.data, record.sequence) == ("new", 0)
 
 
-def test_a_client_recreated_before_its_removal_was_noticed_loses_nothing(root: HubRoot, clock: Clock) -> None:
+def test_a_client_recreated_before_its_removal_was_noticed_loses_nothing(root: HubRoot, clock: WaitingClock) -> None:
     add(root, "a", ["old"])
     with closing(root.follow(timeout=1)) as following:
         remove(root, "a")
@@ -377,7 +358,7 @@ def test_a_client_recreated_before_its_removal_was_noticed_loses_nothing(root: H
     assert root.stats().records == 1
 
 
-def test_a_client_that_is_removed_one_shard_after_the_other_disturbs_no_follower(root: HubRoot, clock: Clock) -> None:
+def test_a_client_that_is_removed_one_shard_after_the_other_disturbs_no_follower(root: HubRoot, clock: WaitingClock) -> None:
     add(root, "a", list(range(20)), bits=2)
     add(root, "b", ["stays"])
     with closing(root.follow(timeout=1)) as following:
@@ -389,7 +370,7 @@ def test_a_client_that_is_removed_one_shard_after_the_other_disturbs_no_follower
         assert seen(following) == [("b", "more")]
 
 
-def test_a_client_whose_files_are_gone_but_not_yet_its_directories_disturbs_no_follower(root: HubRoot, clock: Clock) -> None:
+def test_a_client_whose_files_are_gone_but_not_yet_its_directories_disturbs_no_follower(root: HubRoot, clock: WaitingClock) -> None:
     add(root, "a", [1, 2, 3])
     with closing(root.follow(timeout=1)) as following:
         assert len(list(following)) == 3
@@ -404,7 +385,7 @@ def test_one_descriptor_serves_the_root_and_all_shards(root: HubRoot, open_files
     def descriptors() -> int:
         return sum("inotify" in name for name in open_files())
 
-    class Counting(Clock):
+    class Counting(WaitingClock):
         """Counts while the follower sleeps."""
 
         def __init__(self) -> None:
@@ -427,7 +408,7 @@ def test_one_descriptor_serves_the_root_and_all_shards(root: HubRoot, open_files
     assert descriptors() == before
 
 
-def test_two_followers_of_one_handle_both_read_a_removed_client_to_its_end(root: HubRoot, clock: Clock) -> None:
+def test_two_followers_of_one_handle_both_read_a_removed_client_to_its_end(root: HubRoot, clock: WaitingClock) -> None:
     add(root, "a", [1, 2, 3])
     with closing(root.follow(timeout=1)) as one, closing(root.follow(timeout=1)) as other, closing(root.read()) as reading:
         remove(root, "a")
@@ -436,7 +417,7 @@ def test_two_followers_of_one_handle_both_read_a_removed_client_to_its_end(root:
         assert len(list(reading)) == 3
 
 
-def test_a_client_of_which_one_shard_is_gone_and_another_one_half_disturbs_no_follower(root: HubRoot, clock: Clock) -> None:
+def test_a_client_of_which_one_shard_is_gone_and_another_one_half_disturbs_no_follower(root: HubRoot, clock: WaitingClock) -> None:
     add(root, "a", [1, 2, 3])
     with closing(root.follow(timeout=1)) as following:
         assert len(list(following)) == 3
@@ -448,7 +429,7 @@ def test_a_client_of_which_one_shard_is_gone_and_another_one_half_disturbs_no_fo
         assert seen(following) == [("b", "goes on")]
 
 
-def test_a_root_that_was_removed_while_following_is_read_to_its_end(root: HubRoot, clock: Clock) -> None:
+def test_a_root_that_was_removed_while_following_is_read_to_its_end(root: HubRoot, clock: WaitingClock) -> None:
     add(root, "a", [1])
     with closing(root.follow(timeout=1)) as following:
         remove(root, "a")

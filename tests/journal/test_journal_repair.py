@@ -18,6 +18,7 @@ from children import Died, in_child, start
 from faults import FailingPort, KillingPort
 from images import Rebooted
 from schedules import some
+from small_sej import EACH, SIZE, flip, make, segment
 
 import kvspool
 from kvspool import Gap, Record, system
@@ -25,25 +26,11 @@ from kvspool.errors import Corruption, LockTimeout, Poisoned
 from kvspool.journal import Journal, control
 from kvspool.journal.formats import FORMATS, Kvj, Sej
 
-EACH, SIZE = 10, 36
-
 
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[Journal]:
-    """A journal of three full segments and one of five records."""
-    with kvspool.create(tmp_path / "log", format="sej", segment_bytes=EACH * SIZE) as made:
-        made.append_many([b"%010d" % number for number in range(35)])
+    with make(tmp_path / "log") as made:
         yield made
-
-
-def segment(log: Journal, base: int) -> Path:
-    return log.segments_apart().path_of(base)
-
-
-def flip(path: Path, at: int, bit: int = 0) -> None:
-    data = bytearray(path.read_bytes())
-    data[at] ^= 1 << bit
-    path.write_bytes(data)
 
 
 def items(log: Journal) -> list[Any]:

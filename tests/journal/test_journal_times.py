@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from children import start
 from faults import ClockPort, CountingPort
+from small_sej import flip
 
 import kvspool
 from kvspool import system
@@ -170,12 +171,6 @@ VALUE = b"x" * 1000
 
 def segments(log: Any) -> list[Path]:
     return sorted(log.format.segments_in(log.path).glob(f"*.{log.format.name}*"))
-
-
-def flip(path: Path, at: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[at] ^= 1
-    path.write_bytes(data)
 
 
 def as_after_a_power_cut(lock: Path, page: bytes) -> None:

@@ -7,6 +7,7 @@ import fcntl
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,30 +16,17 @@ import pytest
 from children import Died, in_child, start
 from faults import FailingPort
 from images import Rebooted
+from small_sej import EACH, SIZE, flip, make, segment
 
 import kvspool
 from kvspool import system
 from kvspool.journal import Journal, Retention, control, verify
 
-EACH, SIZE = 10, 36
-
 
 @pytest.fixture
-def log(tmp_path: Path) -> Any:
-    """A journal of three full segments and one of five records."""
-    with kvspool.create(tmp_path / "log", format="sej", segment_bytes=EACH * SIZE) as made:
-        made.append_many([b"%010d" % number for number in range(35)])
+def log(tmp_path: Path) -> Iterator[Journal]:
+    with make(tmp_path / "log") as made:
         yield made
-
-
-def segment(log: Journal, base: int) -> Path:
-    return log.segments_apart().path_of(base)
-
-
-def flip(path: Path, at: int, bit: int = 0) -> None:
-    data = bytearray(path.read_bytes())
-    data[at] ^= 1 << bit
-    path.write_bytes(data)
 
 
 def places(log: Journal) -> list[tuple[str, int, int, int, int]]:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from alarms import Interrupt, Tracer
 from children import in_child, start
+from clocks import WaitingClock
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schedules import ALL
@@ -171,9 +172,9 @@ def test_a_limit_and_a_timeout_may_be_any_number_but_a_timeout_of_nan_is_refused
     shards.append_many([b"v"] * 9)
     assert len(list(shards.read(limit=10**30))) == 9
     for timeout in (-1e9, float("-inf"), -1, 0):
-        with system.replaced(Clock()) as clock, closing(shards.follow(timeout=timeout, limit=10**30)) as following:
+        with system.replaced(WaitingClock()) as clock, closing(shards.follow(timeout=timeout, limit=10**30)) as following:
             assert len(list(following)) == 9
-            assert isinstance(clock, Clock)
+            assert isinstance(clock, WaitingClock)
             assert clock.waits == []
     with pytest.raises(ValueError, match="timeout is a number of seconds, not nan"):
         shards.follow(timeout=float("nan"))
@@ -228,34 +229,10 @@ def test_a_follower_wakes_for_each_of_64_shards_on_one_descriptor(tmp_path: Path
             os.close(fd)
 
 
-class Clock(system.Port):
-    """A clock that moves only during sleeps, and notes how long each wait was."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.time = 1000.0
-        self.waits: list[float] = []
-        self.sleeps: list[float] = []
-
-    def monotonic(self) -> float:
-        return self.time
-
-    def wait_readable(self, fd: int, timeout: float) -> bool:
-        if super().wait_readable(fd, 0):
-            return True
-        self.waits.append(timeout)
-        self.time += timeout
-        return False
-
-    def sleep(self, seconds: float) -> None:
-        self.sleeps.append(seconds)
-        self.time += seconds
-
-
 def test_a_follower_ends_after_the_timeout_without_a_record(shards: ShardSet) -> None:
-    with system.replaced(Clock()) as clock, closing(shards.follow(timeout=1.75)) as following:
+    with system.replaced(WaitingClock()) as clock, closing(shards.follow(timeout=1.75)) as following:
         assert list(following) == []
-        assert isinstance(clock, Clock)
+        assert isinstance(clock, WaitingClock)
         assert clock.time == 1001.75
         assert clock.waits == [0.5, 0.5, 0.5, 0.25]
         # Each record restarts the timeout.
@@ -266,14 +243,14 @@ def test_a_follower_ends_after_the_timeout_without_a_record(shards: ShardSet) ->
 
 def test_a_timeout_of_0_takes_what_is_there(shards: ShardSet) -> None:
     shards.append_many([b"v"] * 9)
-    with system.replaced(Clock()) as clock, closing(shards.follow(timeout=0)) as following:
+    with system.replaced(WaitingClock()) as clock, closing(shards.follow(timeout=0)) as following:
         assert len(list(following)) == 9
-        assert isinstance(clock, Clock)
+        assert isinstance(clock, WaitingClock)
         assert clock.waits == []
 
 
 def test_a_writer_that_appends_between_the_last_look_and_the_sleep_is_not_missed(shards: ShardSet) -> None:
-    class Sneaky(Clock):
+    class Sneaky(WaitingClock):
         """Appends at the last moment before the sleep, and then lets only the bell end it."""
 
         left = 3
@@ -288,7 +265,7 @@ def test_a_writer_that_appends_between_the_last_look_and_the_sleep_is_not_missed
         assert [record.shard for record in following] == [2, 1, 0]
 
 
-class Exhausted(Clock):
+class Exhausted(WaitingClock):
     """A system that has no inotify instance left, or no watch."""
 
     def __init__(self, number: int, watches: int = -1) -> None:
@@ -336,7 +313,7 @@ def test_another_failure_of_inotify_is_raised_and_leaves_nothing_open(
 
 
 def test_a_queue_of_events_that_ran_over_costs_nothing(shards: ShardSet) -> None:
-    class Overflowing(Clock):
+    class Overflowing(WaitingClock):
         """Reports an overflow instead of the events."""
 
         def read_events(self, fd: int) -> bytes:
@@ -355,7 +332,7 @@ def test_a_queue_of_events_that_ran_over_costs_nothing(shards: ShardSet) -> None
 def test_a_follower_that_may_only_read_looks_often(shards: ShardSet) -> None:
     shards.append_many([b"before"] * 4)
 
-    class ReadOnly(Clock):
+    class ReadOnly(WaitingClock):
         def open(self, path: Any, flags: int, mode: int = 0o600) -> int:
             if flags & os.O_RDWR:
                 raise OSError(errno.EACCES, os.strerror(errno.EACCES))
@@ -371,7 +348,7 @@ def test_a_follower_that_may_only_read_looks_often(shards: ShardSet) -> None:
             readers.append(b"v")
         with closing(readers.follow("latest", timeout=1)) as following:
             assert [record.data for record in following] == ["seen"]
-        assert isinstance(clock, Clock)
+        assert isinstance(clock, WaitingClock)
         assert max(clock.waits) <= 0.005
 
 
@@ -393,7 +370,7 @@ def test_a_merge_without_a_watcher_fails_as_python_does() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_watch_that_an_exception_ended_is_made_again(tmp_path: Path, kind: str) -> None:
-    class Interrupting(Clock):
+    class Interrupting(WaitingClock):
         """Raises when the n-th watch is added. Later, appends at the last moment before a sleep, and notes whether that ends it."""
 
         def __init__(self, nth: int) -> None:
@@ -475,7 +452,7 @@ def test_an_exception_out_of_a_signal_handler_costs_a_merge_no_record_wherever_i
 
 def test_a_shard_that_was_deleted_ends_the_following_with_an_error_after_its_last_record(shards: ShardSet) -> None:
     shards.append("last", key=b"k")
-    with system.replaced(Clock()), closing(shards.follow()) as following:
+    with system.replaced(WaitingClock()), closing(shards.follow()) as following:
         shutil.rmtree(shards.root / "p.2.003")
         assert next(following).data == "last"
         with pytest.raises(LogVanished, match=r"p\.2\.003 was deleted or replaced while it was open"):
@@ -483,7 +460,7 @@ def test_a_shard_that_was_deleted_ends_the_following_with_an_error_after_its_las
 
 
 def test_a_shard_that_was_replaced_ends_the_following_with_an_error(shards: ShardSet) -> None:
-    with system.replaced(Clock()), closing(shards.follow()) as following:
+    with system.replaced(WaitingClock()), closing(shards.follow()) as following:
         shutil.rmtree(shards.root / "p.2.001")
         kvspool.create(shards.root / "p.2.001", capacity=SMALL).close()
         with pytest.raises(LogVanished, match=r"p\.2\.001"):
