@@ -60,7 +60,47 @@ class ReaderStats(msgspec.Struct, frozen=True):
     problem: str = ""
 
 
-class Reader(Handle, ABC):
+class OpenReader(Handle, ABC):
+    """A durable reader that this process has open: of a log, or of a hub root."""
+
+    def __init__(self, name: str, isolation: Isolation) -> None:
+        self.name = name
+        self.isolation = check_isolation(isolation)
+        self._is_closed = False
+        self._iterations = Iterations()
+
+    @property
+    def closed(self) -> bool:
+        """Return whether the reader was closed."""
+        return self._is_closed
+
+    def close(self) -> None:
+        """Release the reader, so that it can be opened again. Does not commit. Its iterations raise Closed, waiting ones at once."""
+        self._is_closed = True
+        try:
+            self.end(self._closed_words())
+        finally:
+            self._release()
+
+    def end(self, why: str) -> None:
+        """End all iterations: the reader, or its log, was closed."""
+        self._iterations.end(why)
+
+    def _closed_words(self) -> str:
+        return f"the reader {self.name!r} was closed; open it again"
+
+    @abstractmethod
+    def _release(self) -> None:
+        """Let others open the reader."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Reader(OpenReader):
     """An open durable reader. Get it from `Log.reader`; use it in one thread. Closing does not commit.
 
     `read`, `follow` and `follow_async` move its position. If several are used in turn, each starts at the current position, also after a
@@ -70,13 +110,10 @@ class Reader(Handle, ABC):
     HELPERS = frozenset(("forked",))
 
     def __init__(self, name: str, isolation: Isolation) -> None:
-        self.name = name
-        self.isolation = check_isolation(isolation)
+        super().__init__(name, isolation)
         self._sequence = 0  # of the next record
         # The iteration that moved the reader to its position, and may have prefetched records.
         self._turn: weakref.ref[ReaderIteration] | None = None
-        self._is_closed = False
-        self._iterations = Iterations()
 
     # Reading.
 
@@ -168,34 +205,6 @@ class Reader(Handle, ABC):
         self._check_open()
         return self._lag()
 
-    # Opening and closing.
-
-    @property
-    def closed(self) -> bool:
-        """Return whether the reader was closed."""
-        return self._is_closed
-
-    def close(self) -> None:
-        """Release the reader, so that it can be opened again. Does not commit. Its iterations raise Closed, waiting ones at once."""
-        self._is_closed = True
-        try:
-            self.end(self._closed_words())
-        finally:
-            self._release()
-
-    def end(self, why: str) -> None:
-        """End all iterations: the reader, or its log, was closed."""
-        self._iterations.end(why)
-
-    def _closed_words(self) -> str:
-        return f"the reader {self.name!r} was closed; open it again"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         return f"<Reader {self.name!r} at {self.sequence}{' closed' if self.closed else ''}>"
 
@@ -224,10 +233,6 @@ class Reader(Handle, ABC):
     @abstractmethod
     def _lag(self) -> Lag:
         """Return the lag of the position."""
-
-    @abstractmethod
-    def _release(self) -> None:
-        """Let others open the reader."""
 
     def _view(self, cursor: Cursor) -> AbstractContextManager[memoryview]:
         """Return a context manager with a view of the cursor's next value, which moves the cursor past it."""

@@ -29,9 +29,10 @@ from hub.root.positions import Key, Position
 from hub.root.records import HubRecord
 from hub.root.shards import RootShards
 from kvspool import Gap, Record, system
-from kvspool.engine.iteration import Iterations, check, check_spin, check_timeout
+from kvspool.engine.iteration import check, check_spin, check_timeout
 from kvspool.errors import Closed, Corruption, GapError, KvspoolError, LogNotFound, NoSuchReader, ReaderBusy, UnknownVersion
-from kvspool.options import Isolation, OnGap, check_isolation
+from kvspool.options import Isolation, OnGap
+from kvspool.reader import OpenReader
 from kvspool.system import forks
 from kvspool.system.disk import flush_directory
 from kvspool.system.handles import Handle
@@ -77,15 +78,14 @@ class HubReaderStats(msgspec.Struct, frozen=True):
     owner: str = ""
 
 
-class HubReader(Handle):
+class HubReader(OpenReader):
     """An open durable reader. Get it from `HubRoot.reader`; use it in one thread.
 
     Closing does not commit. A forked child reopens it on use at the last commit, which fails with ReaderBusy while the parent has it open.
     """
 
     def __init__(self, root: RootShards, name: str, start: str | datetime, isolation: Isolation) -> None:
-        self.name = name
-        self.isolation = check_isolation(isolation)
+        super().__init__(name, isolation)
         self.root = root
         self.pending: deque[ShardReplaced] = deque()  # errors: the next iterator raises these first
         self._start = start
@@ -95,8 +95,6 @@ class HubReader(Handle):
         self._committed: dict[Key, Position] = {}
         self._turn: HubReading[Any] | None = None  # the iterator that reads from our position
         self._lease: ReaderLease | None = None
-        self._is_closed = False
-        self._iterations = Iterations()
         self._attach()
         forks.register(self)
 
@@ -311,26 +309,6 @@ class HubReader(Handle):
             self.forked()
             self._attach()
 
-    @property
-    def closed(self) -> bool:
-        """Return whether the reader is closed."""
-        return self._is_closed
-
-    def close(self) -> None:
-        """Release the reader, for others to open, without a commit. Its iterations raise Closed, at once in other threads."""
-        self._is_closed = True
-        try:
-            self.end(self._closed_words())
-        finally:
-            self._release()
-
-    def end(self, why: str) -> None:
-        """End all iterations, because the reader or its root was closed."""
-        self._iterations.end(why)
-
-    def _closed_words(self) -> str:
-        return f"the reader {self.name!r} was closed; open it again"
-
     def forked(self) -> None:
         """Detach in a forked child: the name belongs to the parent."""
         self._release()
@@ -342,12 +320,6 @@ class HubReader(Handle):
         taken, self._lease = self._lease, None
         if taken is not None:
             taken.close()
-
-    def __enter__(self) -> HubReader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<HubReader {self.name!r} of {self.root.path}{' closed' if self.closed else ''}>"
