@@ -28,8 +28,9 @@ from kvspool.system.descriptor import Descriptor
 from kvspool.system.handles import Handle
 
 NEW, RESIZE = ".new", ".resize"
+NOTE = "note"  # the file in `note_directory`
 _SIDECAR = re.compile(r"\..+\.kvspool", re.DOTALL)  # of a journal whose format has no room for it
-_NAME = re.compile(r"\.(?P<name>.+)\.(?P<id>[0-9a-f]{32})(?P<suffix>\.new|\.resize)", re.DOTALL)
+_NAME = re.compile(r"\.(?P<name>.+)\.(?P<id>[0-9a-f]{32})(?P<suffix>\.new|\.resize|\.deleted)", re.DOTALL)
 
 
 def check_target(path: Path, mode: int, *, allow_unsafe_fs: bool) -> None:
@@ -44,8 +45,13 @@ def check_target(path: Path, mode: int, *, allow_unsafe_fs: bool) -> None:
         filesystems.refuse_unsafe(path.parent)
 
 
+def note_directory(path: Path) -> Path:
+    """Return the hidden directory next to a log with the note of a copy to it; see `transfer.note`."""
+    return path.with_name(f".{path.name}.copy")
+
+
 class Unfinished(NamedTuple):
-    """A hidden directory next to a log. name: of the log; suffix: NEW, of a `create`, or RESIZE; is_locked: its creator is alive."""
+    """A hidden directory next to a log. name: of the log; suffix: NEW, RESIZE or `claims.DELETED`; is_locked: its process is alive."""
 
     path: Path
     name: str
