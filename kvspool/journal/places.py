@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 
 from kvspool import system
-from kvspool.errors import Closed, Corruption, LogVanished, OutOfRange
+from kvspool.errors import Closed, Corruption, OutOfRange
 from kvspool.journal import control
 from kvspool.journal.control import Page
 from kvspool.journal.cursor import SegmentCursor, SegmentPlace
@@ -54,11 +54,7 @@ class Places(Handle):
         Raises Closed, LogVanished.
         """
         self.check_open()
-        try:
-            bases = self.segments.bases()
-        except FileNotFoundError:
-            raise LogVanished(f"{self.segments.directory} was deleted or renamed while it was open; open it again if it exists") from None
-        return bases or [max(self._page().next_sequence, self.format.first(self.path))]
+        return self.segments.bases() or [max(self._page().next_sequence, self.format.first(self.path))]
 
     def first(self, bases: list[int] | None = None) -> int:
         """Return the sequence of the oldest record. bases: those of the segments, if the caller has them."""

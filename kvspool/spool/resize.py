@@ -24,7 +24,7 @@ import errno
 import os
 import struct
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -187,7 +187,7 @@ class _Resizing:
             if self.reader.tail() - self.reader.position <= NEARLY:
                 break
         self._flush()
-        with all_locks(self.old, file, timeout):
+        with self._all_locks(file, timeout):
             old_words = self.old.control.cast("Q")
             try:
                 old_words[frames.MOVED] = 1
@@ -205,6 +205,9 @@ class _Resizing:
             disk.flush_directory(path.parent, done=f"{path} was resized to {self.capacity} bytes")
             self.words[frames.MOVED] = 0
         return done
+
+    def _all_locks(self, file: Descriptor, timeout: float) -> AbstractContextManager[None]:
+        return all_locks(self.old, file, timeout)
 
     def _copy(self, progress: Progress | None) -> None:
         """Copy the present records. If a record was overwritten before we reached it, all earlier ones are lost, too."""
