@@ -254,13 +254,13 @@ def _remove_files(here: Path, is_file: IsOurs) -> None:
 def remains(path: Path) -> list[str]:
     """Return the names of directories next to a path that seem to remain of killed deletions of the log there."""
     pattern = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{32}}{re.escape(DELETED)}", re.DOTALL)
-    with suppress(OSError):  # of a parent that doesn't exist, or that we may not list
+    with suppress(FileNotFoundError, NotADirectoryError, PermissionError):  # of a parent that doesn't exist, or that we may not list
         return [name for name in system.port.names(path.parent) if pattern.fullmatch(name)]
     return []
 
 
 def finish(path: Path, contents: Contents, companions: tuple[Companion, ...]) -> None:
-    """Finish the killed deletions of the log at an absolute path. What can't be removed stays; `kvspool doctor` names it."""
+    """Finish the killed deletions of the log at an absolute path. Remains that can't be removed stay; `kvspool doctor` names them."""
     with suppress(OSError), closing(_parent(path)) as parent:
         for name in remains(path):
             with suppress(OSError, KvspoolError), _open(inside(parent) / name, path.with_name(name), 0.0) as directory:

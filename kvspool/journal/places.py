@@ -54,7 +54,11 @@ class Places(Handle):
         Raises Closed, LogVanished.
         """
         self.check_open()
-        return self.segments.bases() or [max(self._page().next_sequence, self.format.first(self.path))]
+        bases = self.segments.bases()
+        if bases:
+            return bases
+        first = max(self._page().next_sequence, self.format.first(self.path))
+        return self.segments.bases() or [first]  # the first segment may have been created, and filled, since
 
     def first(self, bases: list[int] | None = None) -> int:
         """Return the sequence of the oldest record. bases: those of the segments, if the caller has them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from kvspool.engine import claims, making
@@ -44,5 +45,6 @@ def files_of(path: Path) -> list[Path]:
     """Return the files of a log, and those next to it."""
     found = [path]
     for directory in (path, *(path.with_name(one.name) for one in companions(path))):
-        found += [place for place in directory.rglob("*") if not place.is_symlink()]
+        for place, _, names in os.walk(directory):
+            found += [Path(place) / name for name in names]
     return found

@@ -4,7 +4,7 @@
     tools/faults/naming.py 60             # a minute of each kind of log
     tools/faults/naming.py 10 --kind kvj
 
-Each appender writes a line for a record after its append has returned. Whoever takes a log away copies it first, at the last moment, under
+Each appender writes a line for a record after its append has returned. A remover copies the log first, at the last moment, under
 all of its locks. So every line must be in the log of its id: in that at the path, in one with a new name, or in the last copy of a deleted
 one. A directory of a user next to the log must stay as it is.
 """
@@ -146,7 +146,7 @@ class Storm:
         allowed = {0, signal.SIGKILL} if is_killed else {0, signal.SIGTERM}  # before it had a handler
         assert status in allowed, f"a process ended with status {status}"
 
-    # What the processes do.
+    # The work of each process.
 
     def note(self, words: bytes) -> None:
         """Write a line into this process's own ledger: one write, which a kill doesn't tear."""
