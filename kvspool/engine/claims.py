@@ -133,15 +133,25 @@ def companion_claimed(claim: Claim, companion: Companion, timeout: float) -> Ite
 @contextmanager
 def _open(place: Path, path: Path, timeout: float) -> Iterator[Descriptor]:
     process = system.port.process_id()
-    directory = Descriptor(place, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        directory = Descriptor(place, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        raise _gone(path) from None
+    except OSError as error:
+        error.filename = os.fspath(path)  # and not our path of it
+        raise
     try:
         _lock(directory, path, timeout, shared=False)
         if not _is_at(directory, place):
-            raise LogNotFound(f"{path} was deleted or renamed by another process at this moment")
+            raise _gone(path)
         yield directory
     finally:
         with suppress(OSError):
             locks.give_back_file(directory, process)
+
+
+def _gone(path: Path) -> LogNotFound:
+    return LogNotFound(f"{path} was deleted or renamed by another process at this moment")
 
 
 def _lock(directory: Descriptor, path: Path, timeout: float, *, shared: bool) -> None:
@@ -210,6 +220,7 @@ def _rename(claim: Claim, place: Path, path: Path) -> None:
     except FileExistsError:
         raise LogExists(f"{path} exists already; nothing was changed") from None
     except OSError as error:
+        error.filename, error.filename2 = os.fspath(claim.path), os.fspath(path)
         if error.errno in _UNSUPPORTED:
             error.add_note("this file system can't rename without replacing what another process creates at the same moment")
         if error.errno == errno.EXDEV:

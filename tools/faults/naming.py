@@ -28,10 +28,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import kvspool  # noqa: E402
-from kvspool import system  # noqa: E402
-from kvspool.engine.claims import DELETED  # noqa: E402
-from kvspool.errors import KvspoolError, LogExists, LogInUse, LogNotFound, LogVanished, MismatchedFiles, NotALog, ReaderBusy  # noqa: E402
+import kvspool
+from kvspool import system
+from kvspool.engine.claims import DELETED
+from kvspool.errors import KvspoolError, LogExists, LogInUse, LogNotFound, LogVanished, MismatchedFiles, NotALog, ReaderBusy
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "spool": {"capacity": 1 << 16},
