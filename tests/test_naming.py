@@ -23,7 +23,7 @@ from schedules import ALL
 
 import kvspool
 from kvspool import queue, system
-from kvspool.engine import claims
+from kvspool.engine import making
 from kvspool.errors import LogExists, LogInUse, LogNotFound, LogVanished, NameNotDurable, NotALog, Unsupported
 
 KINDS = tuple(kind for kind in every_log.KINDS if kind != "queue")
@@ -355,7 +355,7 @@ def test_a_creator_that_comes_during_a_deletion_keeps_its_log(tmp_path: Path, ma
 
                 def rename_new(self, source: Any, target: Any) -> None:
                     super().rename_new(source, target)
-                    if self.thread is None and str(target).endswith(claims.DELETED):
+                    if self.thread is None and str(target).endswith(making.DELETED):
                         self.thread = threading.Thread(target=every_log.make, args=(second, path))  # noqa: B023
                         self.thread.start()
                         self.thread.join(0.02)

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -29,10 +28,10 @@ from typing import NamedTuple
 
 from kvspool import system
 from kvspool.engine import locks
+from kvspool.engine.making import DELETED, deleted
 from kvspool.errors import KvspoolError, LogExists, LogNotFound, LogVanished, NameNotDurable, NotALog
 from kvspool.system.descriptor import Descriptor
 
-DELETED = ".deleted"  # suffix of the hidden name
 _SHOWN = 3  # names of others in an error
 _UNSUPPORTED = (errno.EINVAL, errno.ENOSYS)  # by a file system or kernel without RENAME_NOREPLACE
 
@@ -262,18 +261,10 @@ def _remove_files(here: Path, is_file: IsOurs) -> None:
                 system.port.remove(here / name)
 
 
-def remains(path: Path) -> list[str]:
-    """Return the names of directories next to a path that seem to remain of killed deletions of the log there."""
-    pattern = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{32}}{re.escape(DELETED)}", re.DOTALL)
-    with suppress(FileNotFoundError, NotADirectoryError, PermissionError):  # of a parent that doesn't exist, or that we may not list
-        return [name for name in system.port.names(path.parent) if pattern.fullmatch(name)]
-    return []
-
-
 def finish(path: Path, contents: Contents, companions: tuple[Companion, ...]) -> None:
     """Finish the killed deletions of the log at an absolute path. Remains that can't be removed stay; `kvspool doctor` names them."""
     with suppress(OSError), closing(_parent(path)) as parent:
-        for name in remains(path):
+        for name in deleted(path):
             with suppress(OSError, KvspoolError), _open(inside(parent) / name, path.with_name(name), 0.0) as directory:
                 if hidden_name(path.name, directory) == name:
                     system.port.flush(parent.number)  # on disk, it may still have the log's name

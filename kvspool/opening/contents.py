@@ -14,7 +14,7 @@ _NOTE = frozenset((making.NOTE, f"{making.NOTE}.tmp"))
 
 def finish(path: Path) -> None:
     """Remove the remains of killed deletions of the log at an absolute path, as far as possible."""
-    if claims.remains(path):
+    if making.deleted(path):
         claims.finish(path, _every(), companions(path))
 
 

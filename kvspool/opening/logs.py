@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 from kvspool import system
-from kvspool.engine import claims, making, sizes
+from kvspool.engine import making, sizes
 from kvspool.errors import LogExists, LogNotFound, NotALog
 from kvspool.importing import import_whole
 from kvspool.opening.keywords import refuse_unknown
@@ -197,7 +197,7 @@ def create(
         asked |= {"retention": retention, "first_sequence": first_sequence, "limits": form.limits()}
         make = partial(journals.create, target, form, Settings(**asked), mode=mode, timeout=timeout)
         asked |= asked.pop("limits")
-    if claims.remains(target):
+    if making.deleted(target):
         import_whole("kvspool.opening.contents")
         from kvspool.opening import contents
 

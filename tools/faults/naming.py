@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import kvspool
 from kvspool import system
-from kvspool.engine.claims import DELETED
+from kvspool.engine.making import DELETED
 from kvspool.errors import KvspoolError, LogExists, LogInUse, LogNotFound, LogVanished, MismatchedFiles, NotALog, ReaderBusy
 
 OPTIONS: dict[str, dict[str, Any]] = {
