@@ -170,7 +170,7 @@ class Segments:
         for path in self._paths(base):
             with suppress(FileNotFoundError):
                 return Archived(path, base) if path.suffix == ARCHIVE else Segment(path, base, most=self.format.most_bytes)
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError, LogVanished):
             if self.format.has_other_names and base in self.bases():
                 return Segment(self.plain_path(base), base)
         return None

@@ -31,8 +31,8 @@ def delete(path: str | os.PathLike[str], *, timeout: float = TIMEOUT, missing_ok
     """Delete the log at `path`: records, durable readers, producers and settings. It is gone from the disk when the call returns.
 
     All records stay until one step takes the log away whole. So a crash leaves all of it or nothing; the next `delete` or `create` of the
-    same path removes hidden files that a crash left. Handles that are still open, which only read, raise LogVanished; they find the end of
-    the log at the latest a second later. A crash of the machine can't bring a part of the log back.
+    same path removes hidden files that a crash left. Handles that only read may be open: they raise LogVanished at their next use, and a
+    blocked follower within a second. A crash of the machine can't bring a part of the log back.
 
     timeout: seconds to wait for processes that create a log there, or begin to use it. missing_ok: return if there is nothing.
     allow_unsafe_fs: as in `open`.
