@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from kvspool.errors import GapError, KvspoolError, Unsupported
     from kvspool.log import Log
     from kvspool.opening.logs import create, open, repair, resize, verify
+    from kvspool.opening.naming import delete, rename
     from kvspool.reader import Lag, Reader, ReaderStats
     from kvspool.record import Codec, Gap, Record
     from kvspool.spool import Spool
@@ -61,10 +62,12 @@ __all__ = [
     "__version__",
     "copy",
     "create",
+    "delete",
     "export",
     "import_",
     "import_v1",
     "open",
+    "rename",
     "repair",
     "resize",
     "salvage",
@@ -82,6 +85,7 @@ _PLACES = {
     "kvspool.transfer.exchange": "import_ import_v1",
     "kvspool.log": "Log",
     "kvspool.opening.logs": "create open repair resize verify",
+    "kvspool.opening.naming": "delete rename",
     "kvspool.reader": "Lag Reader ReaderStats",
     "kvspool.record": "Codec Gap Record",
     "kvspool.spool": "Spool",

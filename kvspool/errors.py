@@ -26,6 +26,7 @@
     |-- Unsupported             this kind of log doesn't support it (also ValueError)
     |-- UnsafeFilesystem        shared memory doesn't work there
     |-- LockTimeout             another process or thread holds the lock (also TimeoutError)
+    |-- LogInUse                a log that is open can't be deleted or renamed
     |-- SpoolFull               no room until a durable reader moves on
     |   `-- Pinned              no room until a view is closed
     |-- AppendedInPart          a batch was interrupted: the first records of it are stored, and stay
@@ -248,6 +249,23 @@ class LockTimeout(KvspoolError, TimeoutError):
     """
 
     exit_code = 6
+
+
+class LogInUse(KvspoolError):
+    """The log was not deleted or renamed, since a handle that appends to it, or a durable reader of it, is open. Nothing happened.
+
+    Close the handles, and try again. `path` is the log, `what` is open, and `processes` are the ids of the visible processes with files of
+    it open.
+    """
+
+    exit_code = 6
+
+    def __init__(self, path: os.PathLike[str] | str, what: str, processes: tuple[int, ...] = (), described: str = "") -> None:
+        super().__init__(f"{os.fspath(path)} is in use: {what}{described and f' in {described}'}; nothing was changed; close it first")
+        self.path, self.what, self.processes, self.described = os.fspath(path), what, processes, described
+
+    def __reduce__(self) -> tuple[type[LogInUse], tuple[str, str, tuple[int, ...], str]]:
+        return type(self), (self.path, self.what, self.processes, self.described)
 
 
 class SpoolFull(KvspoolError):

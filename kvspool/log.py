@@ -48,6 +48,7 @@ CAPABILITIES = {
     "codecs": "values come back as bytes; use a spool or a kvj journal, or decode them yourself",
     "keys": "store the key in the value, or use a spool, kvj or sej",
     "producers": "only spools and kvj journals have them",
+    "rename": "its settings are in a second directory: copy it to the new path, and delete it",
     "resize": "a journal grows as it is filled; `trim` makes it smaller",
     "timestamps": "start from a sequence, or use a spool, kvj or sej",
     "trim": "a spool overwrites its oldest records automatically; `resize` makes it smaller",

@@ -49,7 +49,7 @@ ONCE = (
 )
 # Slices of campaigns, and what starts many processes: marked as long, and left out by `tools/test --fast`.
 LONG = (
-    *(f"processes/test_{name}.py" for name in "crash_points file_images interleavings owners producers_storm stress".split()),
+    *(f"processes/test_{name}.py" for name in "crash_points file_images interleavings naming_storm owners producers_storm stress".split()),
     *(f"journal/test_{name}.py" for name in "archive fixed_changes journal_crash_points journal_interrupts journal_repair".split()),
     *(f"journal/test_{name}.py" for name in "journal_stress machine".split()),
     *(f"hub/test_{name}.py" for name in "http2_attacks hub_crash_points hub_machine many_clients network_faults page_browser".split()),

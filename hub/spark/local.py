@@ -26,7 +26,7 @@ from hub.spark.errors import DataLossError
 from hub.spark.selection import ALL, Selection
 from hub.spark.shards import Extent, ShardKey, ShardRange
 from kvspool import Gap, system
-from kvspool.errors import LogNotFound, NotALog
+from kvspool.errors import LogNotFound, LogVanished, NotALog
 from kvspool.journal.files import LEFTOVERS
 from kvspool.opening import logs
 from kvspool.options import TIMEOUT, Isolation
@@ -302,7 +302,7 @@ class _Look:
         log = self.log
         try:
             return None if log is None else self._examined(log, isolation)
-        except LogNotFound:
+        except (LogNotFound, LogVanished):
             self.close()
             return None
 

@@ -232,7 +232,7 @@ def _unfinished(path: Path) -> Iterator[Check]:
         return  # a directory that we may not list
     for one in (*inside, *beside):
         if not one.is_locked:
-            again = "kvspool create" if one.suffix == making.NEW else "kvspool resize"
+            again = {making.NEW: "kvspool create", making.RESIZE: "kvspool resize"}.get(one.suffix, "kvspool rm")
             found = f"{one.path}: left by a {again} that was killed, or is still running"
             yield Check("leftovers", "warn", found, f"the next `{again} {one.path.with_name(one.name)}` removes it")
 

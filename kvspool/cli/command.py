@@ -23,6 +23,7 @@ from kvspool.cli import (
     doctor,
     export,
     import_,
+    mv,
     output,
     plugins,
     producers,
@@ -30,6 +31,7 @@ from kvspool.cli import (
     readers,
     repair,
     resize,
+    rm,
     salvage,
     stats,
     sync,
@@ -41,7 +43,7 @@ from kvspool.errors import KvspoolError
 
 COMMANDS = (
     *(create, append, sync, read, tail, export, import_, copy, readers, producers, trim),
-    *(resize, stats, verify, repair, salvage, archive, doctor),
+    *(resize, mv, rm, stats, verify, repair, salvage, archive, doctor),
 )
 
 DESCRIPTION = """\
@@ -61,7 +63,7 @@ Exit codes:
   3    path: does not exist, exists already, or is on an unsafe file system
   4    format: not a log, or one of a newer kvspool
   5    damage: a log or a record can't be trusted
-  6    no lock: another process holds it
+  6    no lock: another process holds it, or has the log open
   7    records were lost before they could be read (with --gaps raise)
   8    full: no room for a record that must wait for a reader, or for another reader
   9    a hub refused it, or can't be reached

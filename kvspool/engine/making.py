@@ -27,9 +27,10 @@ from kvspool.system import filesystems
 from kvspool.system.descriptor import Descriptor
 from kvspool.system.handles import Handle
 
-NEW, RESIZE = ".new", ".resize"
+NEW, RESIZE, DELETED = ".new", ".resize", ".deleted"
+NOTE = "note"  # the file in `note_directory`
 _SIDECAR = re.compile(r"\..+\.kvspool", re.DOTALL)  # of a journal whose format has no room for it
-_NAME = re.compile(r"\.(?P<name>.+)\.(?P<id>[0-9a-f]{32})(?P<suffix>\.new|\.resize)", re.DOTALL)
+_NAME = re.compile(r"\.(?P<name>.+)\.(?P<id>[0-9a-f]{32})(?P<suffix>\.new|\.resize|\.deleted)", re.DOTALL)
 
 
 def check_target(path: Path, mode: int, *, allow_unsafe_fs: bool) -> None:
@@ -44,8 +45,13 @@ def check_target(path: Path, mode: int, *, allow_unsafe_fs: bool) -> None:
         filesystems.refuse_unsafe(path.parent)
 
 
+def note_directory(path: Path) -> Path:
+    """Return the hidden directory next to a log with the note of a copy to it; see `transfer.note`."""
+    return path.with_name(f".{path.name}.copy")
+
+
 class Unfinished(NamedTuple):
-    """A hidden directory next to a log. name: of the log; suffix: NEW, of a `create`, or RESIZE; is_locked: its creator is alive."""
+    """A hidden directory next to a log. name: of the log; suffix: NEW, RESIZE or DELETED; is_locked: its process is alive."""
 
     path: Path
     name: str
@@ -138,6 +144,14 @@ def remove_dead(path: Path, discard: Callable[[Path], None]) -> None:
             if found is not None and (found["name"], found["suffix"]) == (path.name, NEW):
                 with suppress(OSError):
                     _remove(path.parent / name, discard)
+
+
+def deleted(path: Path) -> list[str]:
+    """Return the names of directories next to a path that seem to remain of killed deletions of the log there; see `claims`."""
+    with suppress(FileNotFoundError, NotADirectoryError, PermissionError):  # of a parent that doesn't exist, or that we may not list
+        matches = ((name, _NAME.fullmatch(name)) for name in system.port.names(path.parent))
+        return [name for name, found in matches if found is not None and (found["name"], found["suffix"]) == (path.name, DELETED)]
+    return []
 
 
 def unfinished(parent: Path) -> Iterator[Unfinished]:

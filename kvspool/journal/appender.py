@@ -310,11 +310,8 @@ class Appender(Handle):
     def _recover(self, page: Page) -> Page:
         """Find the end from the segments, cut torn bytes, and write a new page."""
         self._home.refuse_another()
-        try:
-            self.format.finish(self.segments.path, self._mode)
-            bases = self.segments.bases()
-        except FileNotFoundError:
-            raise LogVanished(f"{self.segments.directory} was removed; open the path again if it exists") from None
+        self.format.finish(self.segments.path, self._mode)
+        bases = self.segments.bases()
         is_ours = page.boot == self.control.boot_id
         if not bases:
             known = page.next_sequence if is_ours else 0

@@ -18,7 +18,7 @@ from typing import Annotated, NamedTuple
 
 from kvspool import system
 from kvspool.engine.layout import Layout
-from kvspool.errors import Corruption
+from kvspool.errors import Corruption, LogVanished
 from kvspool.kernel.frames import crc32c
 from kvspool.system import disk
 from kvspool.system.descriptor import Descriptor
@@ -86,8 +86,11 @@ class Bounds:
         return 0 if status is None else status.st_size // REWIND.size
 
     def lowest(self, since: int, until: int) -> int:
-        """Return the least size of the rewinds in the entries from `since` up to `until`, at least one. Raises Corruption."""
-        data = disk.read(self._rewinds, (until - since) * REWIND.size, since * REWIND.size)
+        """Return the least size of the rewinds in the entries from `since` up to `until`, at least one. Raises Corruption, LogVanished."""
+        try:
+            data = disk.read(self._rewinds, (until - since) * REWIND.size, since * REWIND.size)
+        except FileNotFoundError:
+            raise LogVanished(f"{self._rewinds} was removed; open the journal again if it exists") from None
         pieces = [data[at : at + REWIND.size] for at in range(0, len(data), REWIND.size)]
         if len(pieces) != until - since:
             raise Corruption(f"{self._rewinds} has become shorter; open the journal again to read what is there")

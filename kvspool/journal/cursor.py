@@ -268,7 +268,7 @@ class SegmentCursor(cursor.Cursor):
         """Return the bases of later segments; none for a deleted journal."""
         try:
             return [base for base in self.segments.bases() if base > self.base]
-        except FileNotFoundError:
+        except LogVanished:
             if self.end is not None:
                 self.refuse_vanished()
             return []

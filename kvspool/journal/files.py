@@ -9,8 +9,9 @@ from pathlib import Path
 import msgspec
 
 from kvspool import system
+from kvspool.engine.claims import directory_locked
 from kvspool.errors import Corruption, FormatError, LogExists
-from kvspool.journal import control, home, settings
+from kvspool.journal import control, settings
 from kvspool.journal.fixed import FixedJournal
 from kvspool.journal.format import LAST_SEQUENCE, Format
 from kvspool.journal.formats import FORMATS, Fixed
@@ -34,7 +35,7 @@ def create(path: Path, form: Format, chosen: Settings, *, mode: int, timeout: fl
     while True:
         made: list[Path] = []
         _make(path, mode, made)
-        with home.locked(path, timeout, shared=False, undo=partial(_remove_empty, made)) as is_there:
+        with directory_locked(path, timeout, shared=False, undo=partial(_remove_empty, made)) as is_there:
             if is_there:
                 return _fill(path, form, chosen, mode, made, timeout)
 

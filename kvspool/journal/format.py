@@ -154,6 +154,7 @@ class Format(ABC):
     reads_zeros: ClassVar[bool] = False  # zeros read as frames: see `true_end`
     trims_consumed: bool = False  # segments that every durable reader has passed are removed automatically
     total_bytes: int = 0  # of all segments; beyond it the oldest are removed; 0: no limit
+    can_be_renamed: ClassVar[bool] = False  # one directory contains all files of a journal
     has_archives: ClassVar[bool] = False  # sealed segments may be compressed: no other program reads them
     may_leave_out: ClassVar[bool] = False  # sequences between two frames: `pass_over` continues after them, `scan` returns JUMPED
     has_producers: ClassVar[bool] = False  # it may have a list of producers next to the segments; see `kvspool.producers`

@@ -1,16 +1,15 @@
-"""The directory of a journal: which journal it is, and the lock that its creator holds.
+"""The directory of a journal: which journal it is.
 
 **Identity.** Another journal may be at the path of an open handle, since the handle's own one was removed or moved away. So a handle keeps
 the identity of its directory, and the journal's id. It compares both before it writes anything there; see `Home.refuse_another`.
 
-**Creation.** A creator holds an exclusive `flock` on the directory until the journal is complete, or removed again. A handle that begins to
-append holds a shared one, until it has the append lock for the first time. So a creator that fails removes no record of another process.
+**The lock of the directory** is described in `engine.claims`. A creator holds it until the journal is complete, or removed again, and a
+handle shares it until it has the append lock for the first time. So a creator that fails removes no record of another process.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -18,13 +17,12 @@ from typing import Any
 import msgspec
 
 from kvspool import system
-from kvspool.engine import locks
+from kvspool.engine.claims import directory_locked
 from kvspool.errors import Corruption, LogVanished
 from kvspool.journal import settings
 from kvspool.journal.format import Format
 from kvspool.journal.settings import Settings
 from kvspool.record import Codec
-from kvspool.system.descriptor import Descriptor
 
 
 class Home:
@@ -55,16 +53,34 @@ class Home:
         """Return whether the journal was deleted or replaced. Only under the append lock does the answer stay true."""
         return not self._identity or _identity(self._segments) != self._identity or ("-" not in self._identity and self._has_another_id())
 
-    def refuse_another(self) -> None:
-        """Raise LogVanished if the journal was deleted or replaced; see `has_vanished`."""
-        if self.has_vanished():
+    def refuse_another(self, *, by_id: bool = False) -> None:
+        """Raise LogVanished if the journal was deleted or replaced; see `has_vanished`. by_id: compare the ids in any case: a creator may
+        have replaced the settings of an empty directory.
+        """
+        if self.has_vanished() or (by_id and self._has_another_id()):
             raise LogVanished(f"{self._path} was deleted or replaced while it was open; open it again if it exists")
 
+    @contextmanager
+    def in_place(self, timeout: float) -> Iterator[None]:
+        """Share the lock of the directory for the `with` block, in which no process deletes or renames the journal.
+
+        Raises LogVanished, LockTimeout, or the system's OSError.
+        """
+        with directory_locked(self._path, timeout, shared=True) as is_there:
+            self.refuse_another(by_id=is_there)
+            if not is_there:
+                raise LogVanished(f"{self._path} was replaced at this moment; open it again")
+            yield
+
     def _has_another_id(self) -> bool:
-        """Return whether the journal at the path has another id: without file handles a later directory may have the same identity."""
+        """Return whether the journal at the path has another id: without file handles a later directory may have the same identity.
+
+        Settings next to the journal were there, so without them it is another one, too.
+        """
         with suppress(Corruption, OSError):  # damaged settings stop no append
-            found = settings.load(self._sidecar) if self.id else None
-            return found is not None and found.id not in ("", self.id)
+            if self.id:
+                found = settings.load(self._sidecar)
+                return self._sidecar != self._path if found is None else found.id not in ("", self.id)
         return False
 
 
@@ -74,37 +90,3 @@ def _identity(directory: Path) -> str:
         return system.port.identity(directory)
     except (FileNotFoundError, NotADirectoryError):
         return ""
-
-
-@contextmanager
-def locked(path: Path, timeout: float, *, shared: bool, undo: Callable[[], None] = lambda: None) -> Iterator[bool]:
-    """Hold the lock of a journal's directory for the `with` block, which gets False if the directory was removed.
-
-    shared: for a handle that begins to append; otherwise for a creator. undo: called under the lock if the block raises, and without it if
-    the directory can't be opened. Raises LockTimeout, or the system's OSError.
-    """
-    process = system.port.process_id()
-    real = os.path.realpath(path)
-    try:
-        file = Descriptor(real, os.O_RDONLY | os.O_DIRECTORY)
-    except FileNotFoundError:
-        yield False
-        return
-    except BaseException:
-        undo()
-        raise
-
-    def attempt() -> bool | None:
-        return system.port.try_lock_file(file.number, shared=shared) or None
-
-    try:
-        locks.wait_for(attempt, timeout, lambda: f"another process is creating a log at {path}")
-        try:
-            ours, there = system.port.status(file.number), system.port.look_up(real)
-            yield there is not None and (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
-        except BaseException:
-            undo()
-            raise
-    finally:
-        with suppress(OSError):  # the descriptor is closed then, too, and had nothing to write
-            locks.give_back_file(file, process)

@@ -29,7 +29,7 @@ from kvspool.engine.retention import Retention, TrimReport
 from kvspool.engine.stats import Consumer, LogStats
 from kvspool.errors import AGAIN, Corruption, NoSuchReader, OutOfRange
 from kvspool.journal import archive as archiving
-from kvspool.journal import batches, home, producing, settings, stats, trim
+from kvspool.journal import batches, producing, settings, stats, trim
 from kvspool.journal.appender import Appender, ProducerStates, Torn
 from kvspool.journal.control import Control, Page
 from kvspool.journal.cursor import SegmentCursor, SegmentPlace
@@ -115,7 +115,7 @@ class Journal(Log):
     def capabilities(self) -> frozenset[str]:
         form = self.format
         has = {"keys": form.has_keys, "types": form.has_types, "timestamps": form.has_timestamps, "codecs": form.has_codecs}
-        has |= {"producers": form.has_producers, "archive": form.has_archives, "at": True, "trim": True}
+        has |= {"producers": form.has_producers, "archive": form.has_archives, "rename": form.can_be_renamed, "at": True, "trim": True}
         return frozenset(name for name, is_so in has.items() if is_so)
 
     @property
@@ -258,7 +258,7 @@ class Journal(Log):
         self.check_open()
         appender = self._appender
         if appender is None or appender.process != system.port.process_id():
-            with home.locked(self.path, timeout, shared=True):
+            with self._home.in_place(timeout):
                 appender = self.begin(timeout)
         self._use_tail(appender)  # another one, if the lock file was removed
         return appender
@@ -268,6 +268,7 @@ class Journal(Log):
         self._home.refuse_another()
         mode = self.mode()
         self.format.prepare(self.path)
+        self._home.refuse_another(by_id=True)
         control = Control(self.format.lock_file(self.path), mode)
         try:
             room = AppenderRetention(self.format, self.offsets) if self.format.total_bytes or self.format.trims_consumed else None
@@ -408,10 +409,9 @@ class Journal(Log):
         self.check_open()
         if not isinstance(name, str):
             raise TypeError(f"a reader's name is str, not {type(name).__name__}")
-        self._home.refuse_another()
-        lease = self.offsets.take(name)
+        with self._home.in_place(self.timeout):
+            lease = self.offsets.take(name)
         try:
-            self._home.refuse_another()  # the lease would be of that one
             return self._iterations.add(self._new_reader(name, start, isolation, lease))
         except BaseException:
             lease.close()
@@ -441,15 +441,15 @@ class Journal(Log):
         self.check_open()
         if not isinstance(name, str):
             raise ValueError(f"{self.path} is a journal: its readers have no slots, so {name!r} is not a reader; give its name")
-        self._home.refuse_another()
-        with suppress(Corruption):  # one with an unreadable position can be deleted nevertheless
-            if self.offsets.load(name) is None:
-                raise NoSuchReader(f"{self.path} has no reader {name!r}")
-        lease = self.offsets.take(name)
-        try:
-            self.offsets.remove(name)
-        finally:
-            lease.close()
+        with self._home.in_place(self.timeout):
+            with suppress(Corruption):  # one with an unreadable position can be deleted nevertheless
+                if self.offsets.load(name) is None:
+                    raise NoSuchReader(f"{self.path} has no reader {name!r}")
+            lease = self.offsets.take(name)
+            try:
+                self.offsets.remove(name)
+            finally:
+                lease.close()
 
     # Retention.
 

@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 
 from kvspool import system
-from kvspool.errors import Closed, Corruption, LogNotFound, OutOfRange
+from kvspool.errors import Closed, Corruption, OutOfRange
 from kvspool.journal import control
 from kvspool.journal.control import Page
 from kvspool.journal.cursor import SegmentCursor, SegmentPlace
@@ -51,14 +51,14 @@ class Places(Handle):
     def bases(self) -> list[int]:
         """Return the first sequences of all segments, in order; if there is none, the one at which the first writer will begin.
 
-        Raises Closed, LogNotFound.
+        Raises Closed, LogVanished.
         """
         self.check_open()
-        try:
-            bases = self.segments.bases()
-        except FileNotFoundError:
-            raise LogNotFound(f"{self.segments.directory} does not exist; was the journal deleted?") from None
-        return bases or [max(self._page().next_sequence, self.format.first(self.path))]
+        bases = self.segments.bases()
+        if bases:
+            return bases
+        first = max(self._page().next_sequence, self.format.first(self.path))
+        return self.segments.bases() or [first]  # the first segment may have been created, and filled, since
 
     def first(self, bases: list[int] | None = None) -> int:
         """Return the sequence of the oldest record. bases: those of the segments, if the caller has them."""

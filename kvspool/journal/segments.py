@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvspool import system
-from kvspool.errors import Corruption, UnknownVersion
+from kvspool.errors import Corruption, LogVanished, UnknownVersion
 from kvspool.journal import seekable
 from kvspool.journal.segment import ARCHIVE, Archived
 from kvspool.journal.segment import Segment as Segment
@@ -44,13 +44,13 @@ class Segments:
         self._names: dict[int, str] = {}  # of segments with names other than ours
 
     def bases(self) -> list[int]:
-        """Return the first sequences of all segments, in order; other names are ignored."""
+        """Return the first sequences of all segments, in order; other names are ignored. Raises LogVanished."""
         if not self.format.has_other_names:
             found = self._listed()
             if self.format.has_archives:
                 found |= self._listed()  # a listing may miss a segment during a conversion; the next one finds it in the other form
             return sorted(found)
-        names = system.port.names(self.directory)
+        names = self._all_names()
         named: dict[int, str] = {}
         for name in sorted(names):
             base = self.format.base_of(name)
@@ -60,8 +60,14 @@ class Segments:
         return sorted(named)
 
     def _listed(self) -> set[int]:
-        found = (self.base_of(name) for name in system.port.names(self.directory))
+        found = (self.base_of(name) for name in self._all_names())
         return {base for base in found if base is not None}
+
+    def _all_names(self) -> list[str]:
+        try:
+            return system.port.names(self.directory)
+        except FileNotFoundError:
+            raise LogVanished(f"{self.directory} was deleted or renamed while it was open; open it again if it exists") from None
 
     def base_of(self, name: str) -> int | None:
         """Return the first sequence of the segment with this name, or its archive; None if it is not a segment."""
@@ -164,7 +170,7 @@ class Segments:
         for path in self._paths(base):
             with suppress(FileNotFoundError):
                 return Archived(path, base) if path.suffix == ARCHIVE else Segment(path, base, most=self.format.most_bytes)
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError, LogVanished):
             if self.format.has_other_names and base in self.bases():
                 return Segment(self.plain_path(base), base)
         return None

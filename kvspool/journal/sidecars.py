@@ -18,7 +18,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from kvspool import system
+from kvspool.engine.claims import directory_locked
 from kvspool.errors import UnsafeFilesystem
+from kvspool.options import TIMEOUT
 from kvspool.system import disk
 
 _LOCK = re.compile(r"writers-.*\.lck")
@@ -54,23 +56,32 @@ def prepare(path: Path, *, is_new: bool = False) -> None:
     """Create the hidden directory, with the permissions of the journal's own. A lock file of a journal that no longer exists is removed:
     handles that still have it open learn that their journal was removed. is_new: remove also one that seems to be ours.
 
-    Raises UnsafeFilesystem if the journal is a mount point: writers that reach it by another path would have other locks. Raises the
-    system's OSError, for example for a parent without write permission.
+    A deletion of an earlier journal of the name may be removing the directory: it is waited for.
+
+    Raises UnsafeFilesystem if the journal is a mount point: writers that reach it by another path would have other locks. Raises
+    LockTimeout, or the system's OSError, for example for a parent without write permission.
     """
     real = Path(os.path.realpath(path))
     if os.path.ismount(real):
         raise UnsafeFilesystem(
             f"{real} is a mount point; its locks are next to it, where other mounts of it don't see them: mount its parent"
         )
-    status = system.port.look_up(real)
     directory = beside(path)
-    disk.make_directory(directory, 0o700 if status is None else 0o700 | (status.st_mode & 0o055))
-    there = system.port.look_up(directory)
-    owners = (system.port.user_id(), 0 if status is None else status.st_uid)
-    if there is None or not stat.S_ISDIR(there.st_mode) or there.st_uid not in owners:
-        raise PermissionError(errno.EACCES, "it is not a directory of the owner of the journal; remove it", str(directory))
+    while not _is_made(directory, system.port.look_up(real)):
+        pass
     ours = "" if is_new else lock_file(path).name
     for name in system.port.names(directory):
         if _LOCK.fullmatch(name) and name != ours:
             with suppress(FileNotFoundError):
                 system.port.remove(directory / name)
+
+
+def _is_made(directory: Path, status: os.stat_result | None) -> bool:
+    """Create the hidden directory unless it exists; False if a deletion has removed it since. `status`: of the journal's directory."""
+    disk.make_directory(directory, 0o700 if status is None else 0o700 | (status.st_mode & 0o055))
+    there = system.port.look_up(directory)
+    owners = (system.port.user_id(), 0 if status is None else status.st_uid)
+    if there is None or not stat.S_ISDIR(there.st_mode) or there.st_uid not in owners:
+        raise PermissionError(errno.EACCES, "it is not a directory of the owner of the journal; remove it", str(directory))
+    with directory_locked(directory, TIMEOUT, shared=True) as is_there:
+        return is_there

@@ -197,6 +197,11 @@ def create(
         asked |= {"retention": retention, "first_sequence": first_sequence, "limits": form.limits()}
         make = partial(journals.create, target, form, Settings(**asked), mode=mode, timeout=timeout)
         asked |= asked.pop("limits")
+    if making.deleted(target):
+        import_whole("kvspool.opening.contents")
+        from kvspool.opening import contents
+
+        contents.finish(target)
     while True:
         try:
             return make()
@@ -389,6 +394,24 @@ def open(
     _check_limits(format, limits)
     _check_durability(durability, sync_interval)
     target = Path(os.path.abspath(path))
+    try:
+        return _open(target, format, timeout, durability, sync_interval, allow_unsafe_fs, limits)
+    except (FileNotFoundError, NotALog):
+        if os.path.lexists(target):
+            raise
+        raise LogNotFound(f"{target} does not exist; kvspool.create creates a log") from None  # or it was deleted at this moment
+
+
+def _open(
+    target: Path,
+    format: str | None,
+    timeout: float,
+    durability: Durability | None,
+    sync_interval: float | None,
+    allow_unsafe_fs: bool,
+    limits: dict[str, int | str],
+) -> Log:
+    """Open what is at a path; see `open`."""
     if format in (None, "spool") and os.path.lexists(target / CONTROL_FILE):
         import_whole("kvspool.spool")
         from kvspool.spool.spool import Spool
@@ -397,8 +420,6 @@ def open(
         _refuse_limits("spool", limits)
         system.refuse_unfit_host()
         return Spool(SpoolFiles(target, allow_unsafe_fs=allow_unsafe_fs), timeout, durability, sync_interval)
-    if not os.path.lexists(target):
-        raise LogNotFound(f"{target} does not exist; kvspool.create creates a log")
     if _is_queue(target):
         raise NotALog(f"{target} is a queue, not a log: kvspool.queue.open opens it")
     import_whole("kvspool.journal")

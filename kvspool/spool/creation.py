@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from contextlib import suppress
 from pathlib import Path
 
@@ -51,7 +52,7 @@ def create(
     the next call removes. NameNotDurable: the log exists, and is complete. So it may be after an exception of a signal handler.
     """
     making.remove_dead(path, discard)
-    if os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir())):
+    if not _is_free(path):
         raise LogExists(f"{path} exists already; kvspool.open opens it")
     if not allow_unsafe_fs:
         filesystems.refuse_killing(path.parent)
@@ -81,6 +82,15 @@ def create(
         left = "; it is complete" if isinstance(error, NameNotDurable) else "; nothing is left" if is_clean else ""
         error.add_note(f"while creating the spool {path} of {capacity} bytes{left}")
         raise
+
+
+def _is_free(path: Path) -> bool:
+    """Return whether there is nothing at a path, or an empty directory."""
+    there = system.port.look_up(path)
+    try:
+        return there is None or (stat.S_ISDIR(there.st_mode) and not system.port.names(path))
+    except FileNotFoundError:  # it was deleted at this moment
+        return True
 
 
 def _made(path: Path, header: format.ControlHeader, mode: int, allow_unsafe_fs: bool, touched: int) -> SpoolFiles:

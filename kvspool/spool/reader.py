@@ -279,6 +279,7 @@ def administering(live: Callable[[], SpoolFiles], timeout: float) -> Iterator[Ad
     try:
         with locks.held(file, format.ADMIN_LOCK, timeout, lambda: "another process opens or deletes a reader, or resizes the log"):
             admin.files = live()
+            admin.files.refuse_elsewhere()  # it was deleted or renamed before we got the lock, and another log may be at its path
             yield admin
     finally:
         if not admin.is_kept:

@@ -237,13 +237,16 @@ def touch(view: memoryview) -> None:
 
 @contextmanager
 def exclusively(files: SpoolFiles, timeout: float) -> Iterator[None]:
-    """Hold every lock that recovery and repair need, in the common order, for the `with` block."""
+    """Hold every lock that recovery and repair need, in the common order, for the `with` block. Raises LogVanished if the log has left
+    its path by then.
+    """
     with (
         locks.held(files.lock, format.ADMIN_LOCK, timeout, lambda: f"{files.path} is being recovered or maintained by another process"),
         locks.held(files.lock, format.SYNC_LOCK, timeout, lambda: f"{files.path} is being flushed by another process"),
         locks.held(files.lock, format.KEYS_LOCK, timeout, lambda: f"{files.path}: another process adds keys"),
         locks.appending(files.append_lock, timeout, lambda: f"{files.path} is locked by another process"),
     ):
+        files.refuse_elsewhere()
         yield
 
 

@@ -24,14 +24,14 @@ import errno
 import os
 import struct
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvspool import system
 from kvspool.engine import locks
 from kvspool.engine.reports import Resized
-from kvspool.errors import Corruption, LogVanished, NameNotDurable, Poisoned, SpoolFull
+from kvspool.errors import Corruption, NameNotDurable, Poisoned, SpoolFull
 from kvspool.kernel import frames_py as frames
 from kvspool.kernel import machine
 from kvspool.options import DURABILITIES
@@ -49,7 +49,7 @@ BATCH = 256  # records copied at once
 NEARLY = 1 << 20  # bytes; at most so many are left to copy while writers wait
 ROUNDS = 8  # of copying records appended meanwhile; then writers wait for the rest
 _SUFFIX = ".resize"  # of the temporary name
-_NAMES = {format.CONTROL_FILE, format.DATA_FILE, format.LOCK_FILE, *creation.PRODUCER_FILES}
+NAMES = frozenset((format.CONTROL_FILE, format.DATA_FILE, format.LOCK_FILE, *creation.PRODUCER_FILES))  # of a spool's files
 
 Progress = Callable[[int, int], None]
 
@@ -60,14 +60,12 @@ def resize(live: Callable[[], SpoolFiles], capacity: int, timeout: float, progre
     with administering(live, timeout) as admin, admin.files.held_open():
         old = admin.files
         path = Path(os.path.realpath(old.path))
-        if not old.is_in_place():  # it was moved or removed before we got the lock, and another log may be at its path
-            raise LogVanished(f"{old.path} was deleted, moved or replaced while it was open; open it again if it exists")
         if not (old.can_write and old.can_ask):
             raise old.refusal("resize")
         if old.reader(0, 0).word(frames.SYNC_ERROR):
             raise Poisoned(f"{path}: an earlier flush to disk failed; copy it to a working disk")
         _refuse_others_files(path)
-        _remove_leftovers(path)
+        remove_leftovers(path)
         log_id = system.port.random(16)
         building = path.with_name(f".{path.name}.{log_id.hex()}{_SUFFIX}")
         try:
@@ -87,19 +85,30 @@ def resize(live: Callable[[], SpoolFiles], capacity: int, timeout: float, progre
 
 
 def _refuse_others_files(path: Path) -> None:
-    others = set(system.port.names(path)) - _NAMES
+    others = set(system.port.names(path)) - NAMES
     if others:
         words = f"the log's directory holds other files ({', '.join(sorted(others)[:3])}); move them away before the resize"
         raise OSError(errno.ENOTEMPTY, words, os.fspath(path))
 
 
-def _remove_leftovers(path: Path) -> None:
+def remove_leftovers(path: Path) -> None:
     """Under the admin lock: remove the leftovers of a resize that was killed, or whose last flush failed."""
     left = [name for name in system.port.names(path.parent) if _is_leftover(name, path)]
     if left:
         disk.flush_directory(path.parent)  # they may be the old files, and on disk still have the log's name
     for name in left:
         creation.discard(path.parent / name)
+
+
+@contextmanager
+def all_locks(files: SpoolFiles, file: Descriptor, timeout: float) -> Iterator[None]:
+    """Hold the locks against all changes of a pair, in the common order. `file` holds the admin lock, and gets the others."""
+    with (
+        locks.held(file, format.SYNC_LOCK, timeout, lambda: "another process flushes"),
+        locks.held(file, format.KEYS_LOCK, timeout, lambda: "another process adds keys"),
+        locks.appending(files.append_lock_by(file.number), timeout, lambda: "another process appends", file),
+    ):
+        yield
 
 
 def _is_leftover(name: str, path: Path) -> bool:
@@ -197,15 +206,8 @@ class _Resizing:
             self.words[frames.MOVED] = 0
         return done
 
-    @contextmanager
-    def _all_locks(self, file: Descriptor, timeout: float) -> Iterator[None]:
-        """Hold the locks against all changes of the old pair, in the common order."""
-        with (
-            locks.held(file, format.SYNC_LOCK, timeout, lambda: "another process flushes"),
-            locks.held(file, format.KEYS_LOCK, timeout, lambda: "another process adds keys"),
-            locks.appending(self.old.append_lock_by(file.number), timeout, lambda: "another process appends", file),
-        ):
-            yield
+    def _all_locks(self, file: Descriptor, timeout: float) -> AbstractContextManager[None]:
+        return all_locks(self.old, file, timeout)
 
     def _copy(self, progress: Progress | None) -> None:
         """Copy the present records. If a record was overwritten before we reached it, all earlier ones are lost, too."""

@@ -356,10 +356,7 @@ class SpoolFiles(Handle):
         return len(words) > frames.MOVED and words[frames.MOVED] != 0
 
     def successor(self) -> SpoolFiles | None:
-        """Return the newest open files of the log after a resize; None if it is still in these.
-
-        Raises MismatchedFiles if another log is at the path.
-        """
+        """Return the newest open files of the log after a resize; None if it is still in these. Raises LogVanished, MismatchedFiles."""
         with self.in_use() as is_open:
             if is_open and self._successor is None and self.may_have_moved:
                 found = self._find_successor()
@@ -376,8 +373,8 @@ class SpoolFiles(Handle):
                 return None
         try:
             found = SpoolFiles(self.path, allow_unsafe_fs=self.allow_unsafe_fs)
-        except (LogNotFound, NotALog):
-            return None
+        except (LogNotFound, NotALog):  # a deletion or renaming has set the word, too
+            raise self._vanished() from None
         if found.origin != self.origin or found.header.resizes <= self.header.resizes:
             found.close()
             raise MismatchedFiles(f"{self.path} was replaced by another log while it was open; open it again")
@@ -428,6 +425,14 @@ class SpoolFiles(Handle):
         """Return whether these files are the ones at the path."""
         return self._lies_at(self.path / format.CONTROL_FILE, self.control_fd)
 
+    def refuse_elsewhere(self) -> None:
+        """Raise LogVanished if these files are not at the path. Under a lock that a deletion needs, the answer stays true."""
+        if not self.is_in_place():
+            raise self._vanished()
+
+    def _vanished(self) -> LogVanished:
+        return LogVanished(f"{self.path} was deleted, moved or replaced while it was open; open it again if it exists")
+
     def _lies_at(self, path: Path, ours: int) -> bool:
         try:
             file = Descriptor(path, os.O_RDONLY)
@@ -474,6 +479,7 @@ class SpoolFiles(Handle):
     def table_location(self) -> TableLocation:
         """Return the location of the producer table, for the owner of the append lock. Raises Closed."""
         with self.held_open():
+            self.refuse_elsewhere()
             mode = system.port.status(self.control_fd).st_mode & 0o777
         return TableLocation(self.path, self.origin, mode, partial(self.control.cast("Q").__setitem__, frames.PENDING))
 
@@ -481,6 +487,7 @@ class SpoolFiles(Handle):
         """Under the append lock: resolve a producer's batch that a killed process has left."""
         words = self.control.cast("Q")
         if words[frames.PENDING]:
+            self.refuse_elsewhere()
             producer_table.resolve(self.path, self.origin, words[frames.PENDING] - 1, self.reader(0, 0).mark()[1])
             words[frames.PENDING] = 0
 
@@ -503,8 +510,8 @@ class SpoolFiles(Handle):
                 return False
         try:
             successor = self.successor()
-        except (MismatchedFiles, NotALog):
-            return True  # another log or file is at the path
+        except (MismatchedFiles, LogVanished):
+            return True
         return successor is None or successor.has_vanished()
 
     def forked(self) -> None:

@@ -375,6 +375,19 @@ class Port:
                     ours = threads if int(name) == os.getpid() else ours
         return ours, found
 
+    def processes_with(self, files: set[tuple[int, int]]) -> list[int]:
+        """Return the ids of the visible processes that have one of these files, each a device and an inode, open, in order."""
+        found = []
+        for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):
+            with suppress(OSError):  # of another user, or ended
+                for number in os.listdir(f"/proc/{pid}/fd"):
+                    with suppress(FileNotFoundError):
+                        there = os.stat(f"/proc/{pid}/fd/{number}")
+                        if (there.st_dev, there.st_ino) in files:
+                            found.append(pid)
+                            break
+        return found
+
     def process_state(self, pid: int) -> str:
         """Return the state of a process as in its status file: "S (sleeping)", "T (stopped)"; "gone" if there is none."""
         try:

@@ -91,7 +91,7 @@ def flushed_names(path: Path, done: str) -> Iterator[None]:
     """
     is_done = False
     try:
-        with Descriptor(path, os.O_RDONLY | os.O_DIRECTORY) as fd:
+        with _opened(path) as fd:
             yield
             is_done = True
             system.port.flush(fd)
@@ -102,7 +102,12 @@ def flushed_names(path: Path, done: str) -> Iterator[None]:
 
 
 def _flush_directory(path: Path, mode: int | None) -> None:
-    with Descriptor(path, os.O_RDONLY | os.O_DIRECTORY) as fd:
+    with _opened(path) if mode is None else Descriptor(path, os.O_RDONLY | os.O_DIRECTORY) as fd:
         if mode is not None:
             system.port.set_mode(fd, mode)
         system.port.flush(fd)
+
+
+def _opened(path: Path) -> Descriptor:
+    """Open a directory, which may be found by a link: a user's path may lead through one."""
+    return Descriptor(os.path.realpath(path), os.O_RDONLY | os.O_DIRECTORY)

@@ -6,7 +6,8 @@ in another container, after a restart of the machine, or once it is reused.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from kvspool import system
 
@@ -33,3 +34,16 @@ def describe(words: Sequence[int]) -> str:
     if is_gone(words):
         return f"a process that is no longer process {pid}, which took it last"
     return f"process {pid} ({system.port.process_state(pid)})"
+
+
+def having_open(paths: Iterable[Path]) -> list[int]:
+    """Return the ids of the processes that have one of these files open, in order, as far as this user may see them."""
+    found = (system.port.look_up(path) for path in paths)
+    return system.port.processes_with({(there.st_dev, there.st_ino) for there in found if there is not None})
+
+
+def described(pids: Sequence[int]) -> str:
+    """Describe processes in readable words; nothing if there are none."""
+    ours = system.port.process_id()
+    words = ["this process" if pid == ours else f"process {pid} ({system.port.process_state(pid)})" for pid in pids]
+    return ", ".join(words)

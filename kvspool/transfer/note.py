@@ -14,12 +14,12 @@ from pathlib import Path
 import msgspec
 
 from kvspool import system
+from kvspool.engine.making import NOTE, note_directory
 from kvspool.errors import LockTimeout
 from kvspool.system import disk, documents
 from kvspool.system.descriptor import Descriptor
 from kvspool.system.handles import Handle
 
-NAME = "note"
 LARGEST = 65536  # bytes
 
 
@@ -43,7 +43,7 @@ class Notes(Handle):
     def __init__(self, directory: Path, file: Descriptor) -> None:
         self.directory = directory
         self._file = file
-        self._path = directory / NAME
+        self._path = directory / NOTE
 
     def load(self) -> Note | None:
         """Return the note; None if there is none. Raises Corruption."""
@@ -60,7 +60,7 @@ class Notes(Handle):
 
     def clear(self) -> None:
         """Remove the note: the target shows the progress."""
-        for path in (self._path, self._path.with_name(f"{NAME}.tmp")):
+        for path in (self._path, self._path.with_name(f"{NOTE}.tmp")):
             with suppress(FileNotFoundError):
                 system.port.remove(path)
         disk.flush_directory(self.directory)
@@ -75,7 +75,7 @@ class Notes(Handle):
 @contextmanager
 def locked(target: Path) -> Iterator[Notes]:
     """Lock a target for this copy. Raises LockTimeout while another copy fills it, and the system's OSError."""
-    notes = _locked(target.with_name(f".{target.name}.copy"), target)
+    notes = _locked(note_directory(target), target)
     try:
         yield notes
     finally:

@@ -173,7 +173,9 @@ def test_a_commit_whose_nth_call_fails_leaves_the_old_index_or_the_new_one(log: 
                 failed.append(port.failed)
                 assert path.read_bytes() in (before, after)
             else:
-                break
+                assert path.read_bytes() == after
+                if not port.failed:  # an error of the close of a lock, which had nothing to write, is ignored
+                    break
         log.offsets.store("a", 7)
         assert path.read_bytes() == after
     assert {"write", "flush", "rename", "open"} <= set(failed)

@@ -22,6 +22,7 @@ class Nested(Format):
     """
 
     suffix: ClassVar[str]
+    can_be_renamed = True
 
     def __init__(self, segment_bytes: int | str) -> None:
         self.segment_bytes = self.full_at = sizes.parse(segment_bytes)
