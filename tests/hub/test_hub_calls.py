@@ -107,6 +107,19 @@ def test_calls_beyond_the_streams_of_a_connection_are_refused_and_others_are_ser
         assert threads_of(hub.process.pid) <= FEW
 
 
+def test_connections_of_a_principal_are_limited_whatever_their_addresses(root: Path) -> None:
+    limits = Limits(connections_per_principal=2)
+    with HubServer(root, limits=limits) as server, ExitStack() as stack:
+        for _ in range(2):
+            assert stack.enter_context(RemoteHub(server.location)).clients() == []
+        with flight.FlightClient(server.location) as third, pytest.raises(flight.FlightUnavailableError, match="2 connections, which is"):
+            list(third.list_flights())
+        stack.close()
+        until(lambda: server.listener.stats().open == 0)
+        with RemoteHub(server.location) as remote:
+            assert remote.clients() == []
+
+
 def test_a_call_of_a_shipper_that_waits_for_messages_ends_with_its_connection(root: Path) -> None:
     with HubServer(root) as server:
         client = flight.FlightClient(server.location)

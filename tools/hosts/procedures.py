@@ -20,7 +20,7 @@ from hosts import namespaces
 from hosts.cluster import Cluster, Host
 
 SCRIPTS = Path(sys.executable).parent
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```$|^## (.*)$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$|^## ([^\n]*)$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"# (\w+): (\S+)\n")
 SCP = """#!/bin/bash
 target="${@: -1}"
