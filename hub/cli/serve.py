@@ -183,7 +183,7 @@ def _raise_descriptors() -> None:
 
 
 def half_of_all(groups: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return half of the memory that this process may use, in bytes: that of the machine, or of a control group of version 2 or 1."""
+    """Return half of the memory that this process may use, in bytes. That is the memory of the machine, or of its control group."""
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     with suppress(OSError):
         for line in groups.read_text(encoding="utf-8").splitlines():

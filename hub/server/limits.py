@@ -14,7 +14,7 @@ from hub.errors import HubFull
 from kvspool.system.handles import Handle
 
 Address = tuple[str, int]  # IP address and port
-SILENT, LATE = 0.5, 5.0  # seconds without a byte, or of age, after which a connection without a name gives its place to a newcomer
+SILENT, LATE = 0.5, 5.0  # seconds without a byte, or since it was opened, after which a nameless connection gives its place to a newcomer
 LATER = 2.0  # seconds until a retry
 
 

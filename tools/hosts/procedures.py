@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hosts import namespaces
 from hosts.cluster import Cluster, Host
@@ -67,9 +67,8 @@ class Shell:
         self._results, results = os.pipe()
         words = ["bash", "--noprofile", "--norc", f"/dev/fd/{commands}"]
         with open(said, "ab") as output:
-            self.process = host.start(
-                words, cwd=namespaces.HOME, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=[commands, results]
-            )
+            streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output, "pass_fds": [commands, results]}
+            self.process = host.start(words, cwd=namespaces.HOME, env=environment, **streams)
         os.close(commands)
         os.close(results)
         self._result_number = results
