@@ -27,7 +27,7 @@ from hub.server.read_service import ReadService
 from kvspool import system
 
 SERVER = b"\x0a\x06server"  # the action that asks what a hub is
-FEW = 20  # threads of a hub: its workers, its flushes, the listener, the housekeeping
+FEW = 40  # threads of a hub: its workers, its flushes, the listener, the housekeeping; those of Arrow, and of gRPC for the probe, vary
 
 pytestmark = pytest.mark.skipif(bool(os.environ.get("KVSPOOL_NO_EXTENSIONS")), reason="the twins have nothing to do with calls")
 
