@@ -151,13 +151,13 @@ class WireConnection(Handle):
 
     def _shake_hands(self) -> None:
         assert isinstance(self._socket, ssl.SSLSocket)
+        self.peer.heard = system.port.monotonic()
         try:
             self._socket.do_handshake()
         except ssl.SSLWantWriteError:
             self._loop.add_writer(self._fd, self._writable)
             raise
         self._is_handshaking = False
-        self.peer.heard = system.port.monotonic()
         self._loop.remove_writer(self._fd)
         if self._socket.selected_alpn_protocol() != "h2":
             raise OSError("the client doesn't speak HTTP/2")
