@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "tools"))
 
 from hosts import Cluster, NoNamespaces  # noqa: E402
-from hosts.procedures import Step, steps_of  # noqa: E402
+from hosts.procedures import Procedures, Step, steps_of  # noqa: E402
 
 PAGE = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
 
@@ -42,7 +42,8 @@ def test_a_prompt_names_the_hosts_of_a_command() -> None:
 )
 def test_hub_table_job_and_query_have_each_record_once_though_hosts_and_links_fail() -> None:
     try:
-        Cluster(["a"]).close()
+        with Cluster(["a"]) as cluster:
+            Procedures(cluster, ROOT / "docs" / "cluster.md", {}).close()
     except NoNamespaces as error:
         pytest.skip(str(error))
     words = [sys.executable, str(ROOT / "tools" / "faults" / "spark_cluster"), "1", "--seed", "1", "--longest", "0.3", "--json"]

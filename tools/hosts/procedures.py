@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hosts import namespaces
-from hosts.cluster import Cluster, Host
+from hosts.cluster import Cluster, Host, NoNamespaces
 
 SCRIPTS = Path(sys.executable).parent
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$|^## ([^\n]*)$", re.MULTILINE | re.DOTALL)
@@ -93,9 +93,11 @@ class Shell:
 
 
 class Procedures:
-    """The steps of a page on the hosts of a cluster. variables: further ones of each shell."""
+    """The steps of a page on the hosts of a cluster. variables: further ones of each shell. Raises NoNamespaces without a /srv."""
 
     def __init__(self, cluster: Cluster, page: Path, variables: dict[str, str]) -> None:
+        if not Path(namespaces.HOME).is_dir():
+            raise NoNamespaces(f"the hosts of a page need the directory {namespaces.HOME}: create it")
         self.cluster = cluster
         self.sections = steps_of(page.read_text(encoding="utf-8"))
         folder = cluster.folder / "bin"
