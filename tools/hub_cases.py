@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 KVSPOOL = Path(sys.executable).with_name("kvspool")
 LARGE = 2000  # bytes of the records that the old kind of hub was measured with
-OLD_BATCHES = 32, 512  # records per request to it
+OLD_BATCHES = {32: 5.0, 512: None}  # records per request to it, and the ratio to reach
 BATCH = 1 << 20  # bytes
 spawn = multiprocessing.get_context("spawn")
 
@@ -33,7 +33,7 @@ class Size(NamedTuple):
     """The size of a measurement.
 
     records: of each client; resumed: records available when an outage ends; large: records of 2000 bytes; latencies: of single records;
-    warm_ups: rounds that don't count.
+    warm_ups: rounds that don't count; listed: clients with 8 shards each that are listed; long: bytes of the first record of some of them.
     """
 
     clients: int = 4
@@ -42,9 +42,12 @@ class Size(NamedTuple):
     large: int = 200_000
     latencies: int = 3000
     warm_ups: int = 1
+    listed: int = 2000
+    long: int = 16 << 20
 
 
-SHORT = Size(1, 10_000, 10_000, 10_000, 20, 0)
+SHORT = Size(1, 10_000, 10_000, 10_000, 20, 0, 3, 1 << 20)
+SHARDS, LONG_ONES = 8, 40  # shards of each listed client, and clients whose shard 0 begins with a long record
 
 
 class Run(NamedTuple):
@@ -284,7 +287,7 @@ def cases(folder: Path, rounds: int, wanted: Callable[[str], bool], size: Size) 
     pki = folder / "pki"
     names = ["--name", "localhost", "--name", "127.0.0.1"]
     subprocess.run([str(KVSPOOL), "hub", "certificate", "init", str(pki), *names], check=True, stdout=subprocess.DEVNULL)
-    for name, case in (("ingest", ingest), ("disk", disk), ("latency", latency), ("resume", resume)):
+    for name, case in (("ingest", ingest), ("disk", disk), ("latency", latency), ("resume", resume), ("list", listing)):
         if wanted(f"hub {name}"):
             yield from case(folder, pki, rounds, size)
 
@@ -295,16 +298,16 @@ def ingest(folder: Path, pki: Path, rounds: int, size: Size) -> Iterator[dict[st
     found = [(sources.shipped(folder, pki), sources.put(pki), sources.put(pki, folder / "kept")) for _ in range(rounds + size.warm_ups)]
     found = found[size.warm_ups :]
     sources.remove()
-    for floor, name in ((1, "Flight DoPut, kept nowhere"), (2, "Flight DoPut, buffers written to files")):
-        yield compared(f"hub ingest: {size.clients} clients, TLS", "M/s", name, [(one[0], one[floor]) for one in found])
+    for floor, name, bar in ((1, "Flight DoPut, kept nowhere", 0.65), (2, "Flight DoPut, buffers written to files", 0.9)):
+        yield compared(f"hub ingest: {size.clients} clients, TLS", "M/s", name, [(one[0], one[floor]) for one in found], bar)
 
 
 def disk(folder: Path, pki: Path, rounds: int, size: Size) -> Iterator[dict[str, object]]:
     """One client with records of 2000 bytes, plain, each batch on disk before it is acknowledged."""
     sources = Sources(folder, 1, size.large, LARGE)
-    for batch in OLD_BATCHES:
+    for batch, bar in OLD_BATCHES.items():
         pairs = [(sources.shipped(folder, None, "disk"), asked(folder, batch, size.large)) for _ in range(rounds + size.warm_ups)]
-        yield compared("hub disk: 2000 bytes, plain", "k/s", f"old kind of hub, {batch} a flush", pairs[size.warm_ups :])
+        yield compared("hub disk: 2000 bytes, plain", "k/s", f"old kind of hub, {batch} a flush", pairs[size.warm_ups :], bar)
     sources.remove()
 
 
@@ -330,12 +333,11 @@ def asked(folder: Path, size: int, most: int) -> Run:
 def resume(folder: Path, pki: Path, rounds: int, size: Size) -> Iterator[dict[str, object]]:
     """One client after an outage, compared with TLS alone and the disk alone."""
     sources = Sources(folder, 1, size.resumed)
-    shipped = [sources.shipped(folder, pki) for _ in range(rounds + size.warm_ups)][size.warm_ups :]
-    bare = [sources.put(pki) for _ in range(rounds + size.warm_ups)][size.warm_ups :]
-    wrote = [written(folder, size.resumed) for _ in range(rounds + size.warm_ups)][size.warm_ups :]
+    found = [(sources.shipped(folder, pki), sources.put(pki), written(folder, size.resumed)) for _ in range(rounds + size.warm_ups)]
+    shipped, bare, wrote = zip(*found[size.warm_ups :], strict=True)
     sources.remove()
     name = f"hub resume: {size.resumed / 1e6:g} M records, TLS"
-    yield compared(name, "M/s", "Flight DoPut, kept nowhere", list(zip(shipped, bare, strict=True)))
+    yield compared(name, "M/s", "Flight DoPut, kept nowhere", list(zip(shipped, bare, strict=True)), 0.7)
     yield compared(name, "M/s", "os.write of as many bytes", list(zip(shipped, wrote, strict=True)))
 
 
@@ -391,16 +393,45 @@ def latency(folder: Path, pki: Path, rounds: int, size: Size) -> Iterator[dict[s
                 log.append(b"%d" % time.monotonic_ns())
             found.append(sorted(latencies.get(timeout=60)))
             reader.join()
+    bars = {"p50": 2500.0}
     for name, share in (("p50", 0.5), ("p99", 0.99)):
-        rate = statistics.median(one[int(size.latencies * share)] for one in found) / 1000
-        yield {
-            "case": f"hub latency: append to store, {name}", "unit": "us", "rate": rate, "floor": "bar for p50", "floor_rate": 5000,
-            "ratio": rate / 5000,
-        }  # fmt: skip
+        figures = [one[int(size.latencies * share)] / 1000 for one in found]
+        yield alone(f"hub latency: append to store, {name}", "us", figures, bars.get(name))
 
 
-def compared(name: str, unit: str, floor_name: str, pairs: list[tuple[Run, Run]]) -> dict[str, object]:
-    """Return the medians, with the processor microseconds per record of the clients and the hub."""
+def listing(folder: Path, pki: Path, rounds: int, size: Size) -> Iterator[dict[str, object]]:
+    """ListFlights of many shards, some of which begin with a long record: by a hub that has just started, and again."""
+    from pyarrow import flight
+
+    import hub
+
+    root = folder / "listed"
+    with hub.create(root) as made:
+        for number in range(size.listed):
+            with made.create_client(f"client-{number:04}", bits=SHARDS.bit_length() - 1, format="kvj") as shards:
+                for index, log in enumerate(shards.shards):
+                    log.append(bytes(size.long if number < LONG_ONES and not index else 100))
+    found: dict[str, list[float]] = {"after a start": [], "again": []}
+    for _ in range(rounds):
+        with serving(root, folder, None) as server, flight.FlightClient(server.location) as client:
+            for times in found.values():
+                start = time.perf_counter()
+                count = sum(len(one.endpoints) for one in client.list_flights())
+                times.append((time.perf_counter() - start) * 1000)
+                if count != SHARDS * size.listed:
+                    raise SystemExit(f"the hub lists {count} shards")
+    shutil.rmtree(root)
+    for name, times in found.items():
+        yield alone(f"hub list: {size.listed} x {SHARDS} shards, {name}", "ms", times, None if name == "after a start" else 1000.0)
+
+
+def alone(name: str, unit: str, figures: list[float], bar: float | None) -> dict[str, object]:
+    """Return figures that are compared with a bar alone."""
+    return {"case": name, "unit": unit, "floor": "", "pairs": [(figure, None) for figure in figures], "bar": {"figure": bar}}
+
+
+def compared(name: str, unit: str, floor_name: str, pairs: list[tuple[Run, Run]], bar: float | None = None) -> dict[str, object]:
+    """Return the rates, with the processor microseconds per record of the clients and the hub. bar: the ratio to reach."""
     ours, floors = ([both[side] for both in pairs] for side in (0, 1))
 
     def microseconds(runs: list[Run], side: str) -> float:
@@ -409,10 +440,9 @@ def compared(name: str, unit: str, floor_name: str, pairs: list[tuple[Run, Run]]
     return {
         "case": name,
         "unit": unit,
-        "rate": statistics.median(run.rate for run in ours),
         "floor": floor_name,
-        "floor_rate": statistics.median(run.rate for run in floors),
-        "ratio": statistics.median(one.rate / other.rate for one, other in pairs),
+        "pairs": [(one.rate, other.rate) for one, other in pairs],
+        "bar": {"ratio": bar},
         "client_us": microseconds(ours, "client"),
         "server_us": microseconds(ours, "server"),
         "floor_client_us": microseconds(floors, "client"),

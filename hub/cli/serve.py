@@ -37,7 +37,7 @@ EXAMPLES = """\
   kvspool hub serve --root flights --anonymous          for this host only, at 127.0.0.1:7070"""
 
 LIMITS = (
-    f"limits of connections: connections ({Limits().connections}), connections_per_address ({Limits().connections_per_address}), "
+    f"limits of connections: connections ({Limits().connections}), connections_per_principal ({Limits().connections_per_principal}), "
     f"idle_seconds ({Limits().idle_seconds:g}), and others, see docs/hub.md"
 )
 
@@ -61,7 +61,7 @@ def add(commands: Any) -> None:
         "--memory",
         type=options.size,
         metavar="SIZE",
-        help="limit for all batches that are received, decompressed or sent (half of this machine's)",
+        help="limit for all batches that are received, decompressed or sent (half of that of the machine, or of its control group)",
     )
     who = parser.add_argument_group("access control")
     rights = who.add_mutually_exclusive_group(required=True)
@@ -150,7 +150,7 @@ def _server(arguments: argparse.Namespace) -> HubServer:
             limits=arguments.limits,
             least_free=arguments.least_free,
             largest_batch=arguments.largest_batch,
-            memory=arguments.memory or max(_half_of_all(), SHARES * arguments.largest_batch),
+            memory=arguments.memory or max(half_of_all(), SHARES * arguments.largest_batch),
             probes=True,
         )
     except ValueError as error:
@@ -182,6 +182,21 @@ def _raise_descriptors() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _half_of_all() -> int:
-    """Return half of this machine's memory, in bytes."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+def half_of_all(groups: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return half of the memory that this process may use, in bytes. That is the memory of the machine, or of its control group."""
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    with suppress(OSError):
+        for line in groups.read_text(encoding="utf-8").splitlines():
+            _, kinds, path = line.split(":", 2)
+            if kinds in ("", "memory"):
+                top, name = (mounted, "memory.max") if not kinds else (mounted / "memory", "memory.limit_in_bytes")
+                group = top / path.lstrip("/")
+                limits += filter(None, (_limit(each / name) for each in (group, *group.parents) if each.is_relative_to(top)))
+    return min(limits) // 2
+
+
+def _limit(path: Path) -> int | None:
+    """Return the limit in a file of a control group; None without one."""
+    with suppress(OSError, ValueError):
+        return int(path.read_text(encoding="ascii"))  # "max" is no number
+    return None

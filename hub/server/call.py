@@ -148,7 +148,7 @@ class Link(Protocol):
         """Return the authenticated name of the client; None before."""
 
     def authenticated(self, name: str) -> None:
-        """Lift the limits of unauthenticated connections. Call it for each accepted call; the first name stays."""
+        """Lift the limits of unauthenticated connections. Call it for each accepted call; the first name stays. Raises HubFull."""
 
     def close(self) -> None:
         """Cut the connection soon, with all of its calls. Callable in any thread."""

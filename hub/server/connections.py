@@ -43,7 +43,7 @@ class ConnectionHost(Protocol):
     buffer: memoryview  # for received bytes, of all connections alternately
 
     def acquaint(self, connection: WireConnection, name: str) -> None:
-        """Note the name of a connection."""
+        """Note the name of a connection. Raises HubFull if that has too many."""
 
     def left(self, connection: WireConnection, reason: Reason | None) -> None:
         """Forget a closed connection. reason: why it was cut."""
@@ -59,7 +59,7 @@ class WireConnection(Handle):
         """Take over an accepted socket."""
         self.caller = Caller(peer.remote)
         self.peer = peer
-        self.opened = self.heard = system.port.monotonic()
+        peer.cut = self.cut
         self.is_open = True
         self.session = Http2Session(host.limits, host.memory, self)
         self._host = host
@@ -98,7 +98,7 @@ class WireConnection(Handle):
         return self.session.is_ready
 
     def authenticated(self, name: str) -> None:
-        """Lift the limits of unauthenticated connections. The first name stays."""
+        """Lift the limits of unauthenticated connections. The first name stays. Raises HubFull if that has too many connections."""
         self._host.acquaint(self, name)
 
     def close(self) -> None:
@@ -146,11 +146,12 @@ class WireConnection(Handle):
         if not size:
             self.cut(None if self.is_ready and not self.session.streams else Reason.RESET)
             return
-        self.heard = system.port.monotonic()
+        self.peer.heard = system.port.monotonic()
         self._is_pinged = False
 
     def _shake_hands(self) -> None:
         assert isinstance(self._socket, ssl.SSLSocket)
+        self.peer.heard = system.port.monotonic()
         try:
             self._socket.do_handshake()
         except ssl.SSLWantWriteError:
@@ -247,17 +248,17 @@ class WireConnection(Handle):
         """Cut the connection if it is late."""
         limits = self._host.limits
         if not self.is_ready:
-            if now - self.opened > limits.handshake_seconds:
+            if now - self.peer.opened > limits.handshake_seconds:
                 self.cut(Reason.HANDSHAKE)
-        elif self.name is None and now - self.opened > limits.authentication_seconds:
+        elif self.name is None and now - self.peer.opened > limits.authentication_seconds:
             self.cut(Reason.AUTHENTICATION_SECONDS)
-        elif now - self.heard > limits.idle_seconds:
+        elif now - self.peer.heard > limits.idle_seconds:
             if not self.session.streams:
                 self.retire(Reason.IDLE)
             elif not self._is_pinged:
                 self._is_pinged = True
                 self.session.ping()
-            elif now - self.heard > 2 * limits.idle_seconds:
+            elif now - self.peer.heard > 2 * limits.idle_seconds:
                 self.cut(Reason.IDLE)
 
     # Calls.

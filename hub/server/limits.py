@@ -5,20 +5,23 @@ from __future__ import annotations
 import ipaddress
 import threading
 from collections import Counter
+from collections.abc import Callable
 from enum import StrEnum
 
 import msgspec
 
+from hub.errors import HubFull
 from kvspool.system.handles import Handle
 
 Address = tuple[str, int]  # IP address and port
+SILENT, LATE = 0.5, 5.0  # seconds without a byte, or since it was opened, after which a nameless connection gives its place to a newcomer
+LATER = 2.0  # seconds until a retry
 
 
 class Reason(StrEnum):
     """Why a connection was refused, or cut."""
 
     CONNECTIONS = "too many connections"
-    CONNECTIONS_OF_ADDRESS = "too many connections from one address"
     UNAUTHENTICATED = "too many unauthenticated connections"
     UNAUTHENTICATED_OF_ADDRESS = "too many unauthenticated connections from one address"
     EXHAUSTED = "no descriptors left"
@@ -37,12 +40,14 @@ class Reason(StrEnum):
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Limits of connections. An address is an IPv4 address, or the first 64 bits of an IPv6 address, which usually have one owner.
 
+    Connections without an authenticated name count by address, others by name: many clients may share an address.
+
     Raises ValueError for a limit that is not above 0. Bytes are those of the wire, TLS included; times are exact to a quarter, or to a
     second.
     """
 
-    connections: int = 1024
-    connections_per_address: int = 512
+    connections: int = 4096
+    connections_per_principal: int = 1024  # authenticated ones
     unauthenticated: int = 256
     unauthenticated_per_address: int = 128
     authentication_seconds: float = 10.0
@@ -69,67 +74,97 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Peer:
-    """A peer: its address, and its authenticated name, if any."""
+    """A peer: its address, and its authenticated name, if any. cut: cuts its connection; heard: when it last sent something."""
 
-    def __init__(self, remote: Address) -> None:
+    def __init__(self, remote: Address, now: float) -> None:
         self.remote = remote
         self.origin = _origin(remote)
         self.name: str | None = None
+        self.opened = self.heard = now
+        self.cut: Callable[[Reason], object] = lambda reason: None
 
 
 class ConnectionTable(Handle):
-    """Counts present connections, in all and by address; "" stands for all. Used by the listener's thread and by others."""
+    """Counts present connections, in all ("") and by name, and those without a name, in all and by address.
+
+    Used by the listener's thread and by others.
+    """
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._lock = threading.Lock()
-        self._inside: Counter[str] = Counter()
-        self._unauthenticated: Counter[str] = Counter()
+        self._present = self._authenticated = 0
+        self._named: Counter[str] = Counter()
+        self._nameless: dict[str, dict[Peer, None]] = {}  # by address, the oldest one first
 
     @property
     def unauthenticated(self) -> int:
-        return self._unauthenticated[""]
+        return self._present - self._authenticated
 
-    def enter(self, peer: Peer) -> Reason | None:
-        """Count one more connection, unauthenticated; or return why it is refused."""
+    def enter(self, peer: Peer, now: float) -> Reason | None:
+        """Count one more connection, unauthenticated; or return why it is refused.
+
+        If there are too many unauthenticated ones, it takes the place of one that is silent or late, which is cut. So clients without a
+        token can't shut out those that have one, also if they share an address.
+        """
+        reason = self._enter(peer)
+        if reason is None or reason is Reason.CONNECTIONS:
+            return reason
+        rival = self._rival("" if reason is Reason.UNAUTHENTICATED else peer.origin, now)
+        if rival is None:
+            return reason
+        rival.cut(reason)  # it leaves
+        return self._enter(peer)
+
+    def _enter(self, peer: Peer) -> Reason | None:
         limits, origin = self._limits, peer.origin
         with self._lock:
-            if self._inside[""] >= limits.connections:
+            if self._present >= limits.connections:
                 return Reason.CONNECTIONS
-            if self._inside[origin] >= limits.connections_per_address:
-                return Reason.CONNECTIONS_OF_ADDRESS
-            if self._unauthenticated[""] >= limits.unauthenticated:
+            if self.unauthenticated >= limits.unauthenticated:
                 return Reason.UNAUTHENTICATED
-            if self._unauthenticated[origin] >= limits.unauthenticated_per_address:
+            if len(self._nameless.get(origin, ())) >= limits.unauthenticated_per_address:
                 return Reason.UNAUTHENTICATED_OF_ADDRESS
-            for count in (self._inside, self._unauthenticated):
-                count[""] += 1
-                count[origin] += 1
+            self._present += 1
+            self._nameless.setdefault(origin, {})[peer] = None
         return None
 
-    def acquaint(self, peer: Peer, name: str) -> bool:
-        """Count a connection as authenticated, by its first name. Return whether it wasn't before."""
+    def _rival(self, origin: str, now: float) -> Peer | None:
+        """Return the connection that gives its place to a newcomer; "" means the address with the most connections."""
         with self._lock:
-            is_new = peer.name is None
-            if is_new:
-                peer.name = name
-                _take_one(self._unauthenticated, peer.origin)
-            return is_new
+            among = self._nameless.get(origin, {}) if origin else max(self._nameless.values(), key=len, default={})
+            return next((peer for peer in among if now - peer.heard > SILENT or now - peer.opened > LATE), None)
+
+    def acquaint(self, peer: Peer, name: str) -> None:
+        """Count a connection as authenticated, by its first name. Raises HubFull if there are too many of that name."""
+        with self._lock:
+            if peer.name is not None:
+                return
+            if self._named[name] >= self._limits.connections_per_principal:
+                raise HubFull(f"{name} has {self._named[name]} connections, which is the limit", LATER)
+            peer.name = name
+            self._named[name] += 1
+            self._authenticated += 1
+            self._forget(peer)
 
     def leave(self, peer: Peer) -> None:
         """Count one connection less. A later authentication of it has no effect."""
         with self._lock:
-            _take_one(self._inside, peer.origin)
+            self._present -= 1
             if peer.name is None:
                 peer.name = ""
-                _take_one(self._unauthenticated, peer.origin)
+                self._forget(peer)
+            else:
+                self._authenticated -= 1
+                self._named[peer.name] -= 1
+                if not self._named[peer.name]:
+                    del self._named[peer.name]  # absent names and addresses take no memory
 
-
-def _take_one(count: Counter[str], origin: str) -> None:
-    for key in ("", origin):
-        count[key] -= 1
-        if not count[key]:
-            del count[key]  # absent addresses take no memory
+    def _forget(self, peer: Peer) -> None:
+        among = self._nameless[peer.origin]
+        del among[peer]
+        if not among:
+            del self._nameless[peer.origin]
 
 
 def _origin(remote: Address) -> str:

@@ -227,8 +227,9 @@ class Listener(Handle):
             self._open(sock, remote[:2])
 
     def _open(self, sock: socket.socket, remote: Address) -> None:
-        peer = Peer(remote)
-        reason = self._table.enter(peer)
+        now = system.port.monotonic()
+        peer = Peer(remote, now)
+        reason = self._table.enter(peer, now)
         if reason is not None:
             with suppress(OSError):
                 sock.close()
@@ -242,7 +243,7 @@ class Listener(Handle):
             self._table.leave(peer)
 
     def acquaint(self, connection: WireConnection, name: str) -> None:
-        """Note the name of a connection."""
+        """Note the name of a connection. Raises HubFull."""
         self._table.acquaint(connection.peer, name)
 
     def left(self, connection: WireConnection, reason: Reason | None) -> None:

@@ -2,7 +2,8 @@
 
 The hub notes its own writes (`note`). Writes and trims of local processes are found by a check of every shard. Each listing makes one, and
 callers that wait for changes make one from time to time. A check opens only shards whose files have changed. So a listing of thousands of
-shards takes less than a second.
+shards takes less than a second. Just after a start, all of them have to be opened. Between two parts of a check, calls whose client has
+gone end, and readers find their shards.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from shard.shardset import open_shard
 
 LOOK = 0.25  # seconds between two checks of all shards
 REST = 10  # times the duration of such a check, before the next one
+PART = 0.2  # seconds of a check without a pause
 GATHER = 0.005  # seconds to gather simultaneous changes
 MOST_OPEN = 512  # logs kept open between two checks; the others are opened each time
 SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT)  # there may be room later
@@ -71,6 +73,8 @@ class ShardIndex(Handle):
         self._paths: dict[Key, tuple[int, Path]] = {}  # with the bits
         self._logs: dict[Key, tuple[str, Log]] = {}  # with the identity of its directory
         self._states: dict[Key, tuple[int, ShardState]] = {}  # with its version
+        self._left: set[Key] = set()  # shards to check
+        self._all_since: float | None = None  # when the present check of all shards began
         self._version = 0
         self._next_look = 0.0
         self._rest = LOOK
@@ -100,6 +104,9 @@ class ShardIndex(Handle):
 
     def look(self, since: str, may_read: MayRead) -> Changes:
         """Return the changes since a token, of clients that may be read. It blocks, but doesn't wait for a change."""
+        self._begin_check(since)
+        while not self._check_some():
+            pass
         return Changes(self.root_id, *self._changed_since(since, may_read))
 
     async def _is_noted(self, seconds: float) -> bool:
@@ -158,38 +165,68 @@ class ShardIndex(Handle):
     async def _since(self, since: str, may_read: MayRead, run: Runs) -> tuple[str, list[ShardState]]:
         """Return a new token, and the changes since the given one."""
         async with self._turn:
+            await run(self._begin_check, since)
+            while not await run(self._check_some):
+                pass
             return await run(self._changed_since, since, may_read)
 
+    def _known(self, since: str) -> int:
+        """Return the version of a token; 0 if it is of another run, or none."""
+        run, _, version = since.partition(".")
+        return int(version) if run == self._run and version.isascii() and version.isdigit() and len(version) < 20 else 0
+
     def _changed_since(self, since: str, may_read: MayRead) -> tuple[str, list[ShardState]]:
+        """Return a new token, and the changes since the given one, as of the last check."""
         with self._looking:
-            run, _, version = since.partition(".")
-            known = int(version) if run == self._run and version.isascii() and version.isdigit() and len(version) < 20 else 0
-            if not self._is_closed:
-                self._look(at_all=not known)
+            known = self._known(since)
             new = [state for changed, state in self._states.values() if changed > known]
             token = f"{self._run}.{self._version}"
         clients = {client for client in {state.client for state in new} if may_read(client)}
         return token, sorted((state for state in new if state.client in clients), key=lambda state: (state.client, state.shard))
 
-    def _look(self, *, at_all: bool) -> None:
-        """Check the shards with noted changes; all of them if requested or due."""
-        with self._noting:
-            noted, self._noted = self._noted, set()
-        began = system.port.monotonic()
-        if at_all or began >= self._next_look or not noted <= self._paths.keys():
-            self._find_paths()
-            noted = set(self._paths)
-        for key in noted & self._paths.keys():
-            if key in self._states and (version := self._versions.get(key)) is not None and version.is_current:
-                continue
-            state = self._state(key, *self._paths[key])
-            if key not in self._states or self._states[key][1] != state:
-                self._version += 1
-                self._states[key] = self._version, state
-        if noted == self._paths.keys():
+    def _begin_check(self, since: str) -> None:
+        """Collect the shards with noted changes; all of them if due, or if the token is unknown."""
+        with self._looking:
+            if self._is_closed:
+                return
+            with self._noting:
+                noted, self._noted = self._noted, set()
             now = system.port.monotonic()
-            self._rest = max(LOOK, REST * (now - began))
-            self._next_look = now + self._rest
+            if not self._known(since) or now >= self._next_look or not noted <= self._paths.keys():
+                self._find_paths()
+                noted = set(self._paths)
+                self._all_since = now
+            self._left |= noted
+
+    def _check_some(self) -> bool:
+        """Check the collected shards for a while. Return whether all were checked."""
+        with self._looking:
+            end = system.port.monotonic() + PART
+            while self._left and not self._is_closed:
+                self._check(self._left.pop())
+                if system.port.monotonic() > end:
+                    return False
+            if self._all_since is not None:
+                now = system.port.monotonic()
+                self._rest = max(LOOK, REST * (now - self._all_since))
+                self._next_look = now + self._rest
+                self._all_since = None
+            return True
+
+    def _check(self, key: Key) -> None:
+        """Check one shard, if it still exists and has changed. Raises OSError for a lack of resources; the shard is checked again then."""
+        if key not in self._paths:
+            return
+        if key in self._states and (version := self._versions.get(key)) is not None and version.is_current:
+            return
+        try:
+            state = self._state(key, *self._paths[key])
+        except BaseException:
+            self._left.add(key)
+            raise
+        if key not in self._states or self._states[key][1] != state:
+            self._version += 1
+            self._states[key] = self._version, state
 
     def _find_paths(self) -> None:
         """Find the shards under the root, and forget removed ones. Incomplete sets are ignored."""

@@ -65,16 +65,6 @@ class Port:
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
-    def thread_limit(self) -> int:
-        """Return the limit of threads of this process's user, while this process starts one."""
-        soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-        return sys.maxsize if soft == resource.RLIM_INFINITY else soft
-
-    def limit_threads(self, most: int) -> None:
-        """Set the result of `thread_limit`; root is not bound by it."""
-        soft = resource.RLIM_INFINITY if most == sys.maxsize else most
-        resource.setrlimit(resource.RLIMIT_NPROC, (soft, resource.getrlimit(resource.RLIMIT_NPROC)[1]))
-
     def read(self, fd: int, size: int, at: int) -> bytes:
         return os.pread(fd, size, at)
 

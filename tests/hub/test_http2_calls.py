@@ -5,6 +5,7 @@ from __future__ import annotations
 import ssl
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import grpc
@@ -14,6 +15,7 @@ import trustme
 from echo_service import EchoService, FrameClient, frame, headers, listening, message, until
 from pyarrow import flight
 
+from hub.server import limits as limits_module
 from hub.server.call import Call
 from hub.server.limits import Reason
 from hub.server.listener import Listener
@@ -270,12 +272,15 @@ def test_a_call_that_waits_too_long_is_refused() -> None:
     ("limits", "count", "reason"),
     [
         ({"connections": 2}, 2, Reason.CONNECTIONS),
-        ({"connections_per_address": 2}, 2, Reason.CONNECTIONS_OF_ADDRESS),
         ({"unauthenticated": 2}, 2, Reason.UNAUTHENTICATED),
         ({"unauthenticated_per_address": 2}, 2, Reason.UNAUTHENTICATED_OF_ADDRESS),
     ],
 )
-def test_connections_beyond_a_limit_are_refused(limits: dict[str, int], count: int, reason: Reason) -> None:
+def test_connections_beyond_a_limit_are_refused(
+    monkeypatch: pytest.MonkeyPatch, limits: dict[str, int], count: int, reason: Reason
+) -> None:
+    monkeypatch.setattr(limits_module, "SILENT", 1000.0)
+    monkeypatch.setattr(limits_module, "LATE", 1000.0)
     with listening(limits=limits) as (listener, _, events):
         present = [FrameClient(listener.address) for _ in range(count)]
         assert all(client.is_alive() for client in present)
@@ -287,6 +292,36 @@ def test_connections_beyond_a_limit_are_refused(limits: dict[str, int], count: i
         until(lambda: listener.stats().open == 0, "room")
         with FrameClient(listener.address) as client:
             assert client.is_alive()
+
+
+@pytest.mark.parametrize("limit", ["unauthenticated", "unauthenticated_per_address"])
+@pytest.mark.parametrize("rule", ["SILENT", "LATE"])
+def test_a_newcomer_takes_the_place_of_a_connection_without_a_name_that_is_silent_or_late(
+    monkeypatch: pytest.MonkeyPatch, limit: str, rule: str
+) -> None:
+    for name in ("SILENT", "LATE"):
+        monkeypatch.setattr(limits_module, name, 0.0 if name == rule else 1000.0)
+    with listening(limits={limit: 2}) as (listener, service, _):
+        oldest, other = FrameClient(listener.address, begin=False), FrameClient(listener.address, begin=False)
+        until(lambda: listener.stats().open == 2, "both connections")
+        with FrameClient(listener.address) as newcomer:
+            newcomer.send(headers(1, "Idle"))
+            service.wait("begun", 1)
+            oldest.error()
+            assert listener.stats().open == 2
+            assert listener.stats().unauthenticated == 1
+        oldest.close()
+        other.close()
+
+
+def test_authenticated_clients_of_one_address_do_not_count_for_it() -> None:
+    limits = {"unauthenticated": 1, "unauthenticated_per_address": 1}
+    with listening(limits=limits) as (listener, service, events), ExitStack() as stack:
+        for number in range(5):
+            client = stack.enter_context(FrameClient(listener.address))
+            client.send(headers(1, "Idle"))
+            service.wait("begun", number + 1)
+        assert listener.stats().open == 5 and not events
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 import hub
 import shard
 from hub.cli.hub import open_log
+from hub.cli.serve import half_of_all
 from kvspool.cli import main
 
 
@@ -140,3 +141,19 @@ def test_help_explains_with_examples(capfd: pytest.CaptureFixture[str], command:
 def test_the_command_alone_prints_its_help_and_ends_with_2(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["hub"]) == 2
     assert "clients" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "folder", "name"), [("0::/a/b", "", "memory.max"), ("4:memory:/a/b", "memory", "memory.limit_in_bytes")], ids=["2", "1"]
+)
+def test_the_memory_of_a_hub_is_bounded_by_its_control_group(tmp_path: Path, line: str, folder: str, name: str) -> None:
+    (tmp_path / "groups").write_text(f"9:name=systemd:/\n{line}\n")
+    group = tmp_path / folder / "a" / "b"
+    group.mkdir(parents=True)
+    whole = half_of_all(tmp_path / "groups", tmp_path)
+    (group / name).write_text("max\n")
+    assert half_of_all(tmp_path / "groups", tmp_path) == whole
+    (group.parent / name).write_text("2000000\n")
+    assert half_of_all(tmp_path / "groups", tmp_path) == 1_000_000
+    (group / name).write_text("1000000\n")
+    assert half_of_all(tmp_path / "groups", tmp_path) == 500_000

@@ -39,10 +39,9 @@ def test_the_hub_has_each_record_once_and_in_order(phases: dict[str, dict[str, A
     assert phases["drain"]["records"] >= CLIENTS * SHARDS
 
 
-def test_threads_of_the_hub_are_bounded_by_its_calls(phases: dict[str, dict[str, Any]]) -> None:
-    calls_of_attackers = 4
-    others = 16  # the gate, the keeper, and Flight's own
-    assert phases["hostile"]["hub_threads"] <= CLIENTS + calls_of_attackers + others
+def test_threads_of_the_hub_are_few_whatever_its_calls(phases: dict[str, dict[str, Any]]) -> None:
+    workers, others = 8 + 16, 16  # the listener, the housekeeping, and those of Arrow and gRPC, which vary
+    assert phases["hostile"]["hub_threads"] <= workers + others
 
 
 def test_silence_costs_no_connection(phases: dict[str, dict[str, Any]]) -> None:

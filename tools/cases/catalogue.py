@@ -57,7 +57,7 @@ def _every() -> Iterator[Case]:
     yield _case("queue-durable", queues.durable)
     yield _case("growth-capacity", growth.capacities, is_asked=True)
     yield _case("growth-readers", growth.readers, is_asked=True)
-    for name in ("ingest", "disk", "latency", "resume"):
+    for name in ("ingest", "disk", "latency", "resume", "list"):
         yield _case(f"hub-{name}", servers.hub, name, is_asked=True)
     for name in ("read", "hub", "sink", "catch-up", "overhead", "latency", "idle"):
         yield _case(f"spark-{name}", servers.spark, name, is_asked=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from cases.case import RATES, Bench, Row
+from cases.case import RATES, Bar, Bench, Row
 
 PROCESSOR = ("client_us", "server_us", "floor_client_us", "floor_server_us")
 
@@ -27,8 +27,9 @@ def spark(name: str, bench: Bench) -> Iterator[Row]:
 
 
 def row(result: dict[str, Any]) -> Row:
-    """Return the row of a result, whose rates are already medians."""
+    """Return the row of a result. It has the rates of all rounds, or already their medians."""
     scale = RATES.get(result["unit"], 1)
     processor = {name: result[name] for name in PROCESSOR} if PROCESSOR[0] in result else None
-    pairs = [(result["rate"] / scale, result["floor_rate"] / scale)]
-    return Row(result["case"], result["unit"], result["floor"], pairs, processor=processor)
+    rounds = result["pairs"] if "pairs" in result else [(result["rate"], result["floor_rate"])]
+    pairs = [(one / scale, None if floor is None else floor / scale) for one, floor in rounds]
+    return Row(result["case"], result["unit"], result["floor"], pairs, Bar(**result.get("bar", {})), processor)

@@ -8,7 +8,8 @@
         cluster["hub1"].crash()                                           # all its processes end at once
 
 Every host reaches the others by name. None of them reaches another network. All see the files of this machine; each has a folder in
-`cluster.folder`, and /proc, /dev/shm and a host name of its own. Nothing is left of a cluster when its process ends, however it does,
+`cluster.folder`, which it sees as /srv, too, and /proc, /dev/shm and a host name of its own. `cluster.folder / "shared"` is /srv/shared
+of all hosts. Nothing is left of a cluster when its process ends, however it does,
 except `cluster.folder` after SIGKILL: the next cluster removes it.
 """
 
@@ -32,7 +33,7 @@ from hosts import namespaces
 from hosts.switch import ADDRESSES
 
 PREFIX = "kvspool-cluster-"
-STATE, SWITCH = "state.json", "switch"
+STATE, SWITCH, SHARED = "state.json", "switch", "shared"
 MTU = 1500
 MOST_HOSTS = 250
 PATIENCE = 60.0  # seconds for an answer of the switch, which is idle or busy but never waits
@@ -134,6 +135,7 @@ class Host:
         namespaces.unshare(sum(namespaces.KINDS.values()))
         socket.sethostname(self.name)
         namespaces.own_mounts(hosts)
+        namespaces.own_home(self.folder, hosts.with_name(SHARED))
         self.device = namespaces.open_device(self.address, mtu)
         self._start_init()
 
@@ -244,6 +246,7 @@ class Cluster(Mapping[str, Host]):
         table = self.folder / "hosts"
         addresses = {name: f"{ADDRESSES}{number}" for number, name in enumerate(names, 1)}
         table.write_text("127.0.0.1 localhost\n" + "".join(f"{address} {name}\n" for name, address in addresses.items()))
+        (self.folder / SHARED).mkdir()
         for name, address in addresses.items():
             host = self._hosts[name] = Host(name, address, self.folder / f"host-{name}", self._tell)
             host.boot(table, mtu)

@@ -23,6 +23,7 @@ TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 1, 0x1000
 SIOCSIFFLAGS, SIOCSIFADDR, SIOCSIFNETMASK, SIOCSIFMTU = 0x8914, 0x8916, 0x891C, 0x8922
 IFF_UP = 1
 DEVICE = "eth0"
+HOME = "/srv"  # of each host: its own folder
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -73,6 +74,14 @@ def own_mounts(hosts: Path) -> None:
         temporary.mkdir(parents=True)
         mount(f"/proc/self/fd/{seen}", str(temporary), None, MS_BIND)
     os.close(seen)
+
+
+def own_home(home: Path, shared: Path) -> None:
+    """Show a host's folder as /srv, and a folder of the whole cluster as /srv/shared, if this machine has a /srv."""
+    if Path(HOME).is_dir():
+        (home / shared.name).mkdir()
+        mount(str(home), HOME, None, MS_BIND)
+        mount(str(shared), f"{HOME}/{shared.name}", None, MS_BIND)
 
 
 def forget_processes() -> None:

@@ -1,0 +1,79 @@
+"""The shard index checks thousands of shards in parts, so that a call whose client has gone ends between two of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+import hub
+import kvspool
+from hub.server import shard_index
+from hub.server.shard_index import ShardIndex
+
+SHARDS = 5
+T = TypeVar("T")
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A hub root with some clients; each part of a check is one shard."""
+    monkeypatch.setattr(shard_index, "PART", -1.0)
+    hub.create(tmp_path / "root").close()
+    for number in range(SHARDS):
+        with kvspool.create(tmp_path / "root" / f"c{number}", format="kvj") as log:
+            log.append(b"x")
+    return tmp_path / "root"
+
+
+class Runs:
+    """Calls functions at once, like a call whose client goes before the call number `end`."""
+
+    def __init__(self, end: int = 1000) -> None:
+        self.count, self.end = 0, end
+
+    async def __call__(self, work: Callable[..., T], /, *arguments: Any) -> T:
+        self.count += 1
+        if self.count == self.end:
+            raise asyncio.CancelledError
+        return work(*arguments)
+
+
+def test_a_check_of_many_shards_ends_with_its_call_and_the_next_one_has_all(root: Path) -> None:
+    index = ShardIndex(root)
+    gone, present = Runs(4), Runs()
+
+    async def states() -> dict[str, Any]:
+        with pytest.raises(asyncio.CancelledError):
+            await index.states(lambda client: True, gone)
+        return await index.states(lambda client: True, present)
+
+    found = asyncio.run(states())
+    assert gone.count == 4
+    assert present.count > SHARDS
+    assert [(client, [state.next for state in states]) for client, states in found.items()] == [(f"c{at}", [1]) for at in range(SHARDS)]
+    index.close()
+
+
+def test_a_check_without_a_call_has_all_shards_too(root: Path) -> None:
+    index = ShardIndex(root)
+    changes = index.look("", lambda client: True)
+    assert len(changes.shards) == SHARDS
+    with kvspool.open(root / "c3") as log:
+        log.append(b"more")
+    index.note("c3", 0)
+    assert [state.client for state in index.look(changes.token, lambda client: True).shards] == ["c3"]
+    index.close()
+
+
+def test_a_shard_that_could_not_be_checked_for_a_lack_of_resources_is_checked_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = ShardIndex(root)
+    with monkeypatch.context() as patch:
+        patch.setattr(index, "_state", lambda *_: (_ for _ in ()).throw(OSError(24, "too many open files")))
+        with pytest.raises(OSError, match="too many open files"):
+            index.look("", lambda client: True)
+    assert len(index.look("", lambda client: True).shards) == SHARDS
+    index.close()
