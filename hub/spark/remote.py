@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hub.errors import Conflict, HubError, NotAllowed, NotFound, ShardDamaged
+from hub.protocol import reading
 from hub.protocol.reading import ShardState, Ticket
 from hub.spark.endpoints import FIRST_BACKOFF, LATER, TIMEOUT, Backoff, HubEndpoint
 from hub.spark.options import Credentials
@@ -234,11 +235,9 @@ class _Hub:
 
     def _selected(self, states: list[ShardState]) -> dict[ShardKey, ShardState]:
         """Return the selected shards that have ever had a record, and note unreadable ones. Raises Malformed."""
-        from hub.client.mirrored_shard import check_state
-
         found: dict[ShardKey, ShardState] = {}
         for state in states:
-            check_state(state)
+            reading.check_state(state)
             key = ShardKey(state.client, state.shard)
             if not self._selection.has(key):
                 continue
