@@ -31,6 +31,7 @@ from kvspool.record import Gap
 from kvspool.system.handles import Handle, close_all
 
 GRACE = 1.0  # seconds for the other hubs, after the first one has answered
+AT_ONCE = 1.0  # seconds
 SLICE = 1.0  # seconds of one wait for changes
 MANY = 8  # clients, above which the states of all are asked for
 THREADS = 4  # for each hub: a call of one that says nothing takes its thread until the timeout
@@ -51,10 +52,16 @@ class _Member(OneHub):
         self.root = ""
 
     def do(self, call: Callable[[_Member], T]) -> T:
-        """Return the result of a call, and note whether the hub answers."""
+        """Return the result of a call, and note whether the hub answers. A call that fails at once is repeated: its connection was old."""
         self.outage.begin()
+        began = system.port.monotonic()
         try:
-            found = call(self)
+            try:
+                found = call(self)
+            except Unreachable:
+                if self.outage.is_away or system.port.monotonic() - began > AT_ONCE:
+                    raise
+                found = call(self)
         except LATER as error:
             self.outage.note(error)
             raise
@@ -161,7 +168,9 @@ class SeveralHubs(Handle):
             _raise({**{one.location: lacking[0] for one in asked}, **away})
 
     def _table(self, key: Key, states: Mapping[_Member, ShardState]) -> Table:
-        """Return the timeline of a shard. Raises Conflict."""
+        """Return the timeline of a shard. Raises Conflict, also once for a hub that returns with records of an earlier log: only then do
+        later sequences change.
+        """
         if len({state.bits for state in states.values()}) > 1:
             raise Conflict(f"client {key[0]} has another number of shards at {' and '.join(one.location for one in states)}")
         with self._lock:
@@ -170,6 +179,14 @@ class SeveralHubs(Handle):
             except Conflict as error:
                 raise Conflict(f"client {key[0]}, shard {key[1]}: {', '.join(one.location for one in states)}: {error}") from None
             self._timelines[key] = table
+            is_short = any(one.base < 0 for one in table)  # the oldest log that was known is not the first one
+            late = [one.location for one, state in states.items() if is_short or timeline.has_hidden(table, state)]
+            if late:
+                del self._timelines[key]
+                raise Conflict(
+                    f"client {key[0]}, shard {key[1]}: {', '.join(late)} has returned with records of an earlier log that the other hubs "
+                    "lack. The sequences after them have changed: read again, from a LogPosition or from the beginning"
+                )
             return table
 
     def _joined(self, key: Key, states: Mapping[_Member, ShardState]) -> ShardState:
