@@ -108,10 +108,11 @@ class SeveralHubs(Handle):
         """Return a client's shards, as all hubs that answer have them together."""
         return [self._joined(key, states) for key, states in sorted(_by_key(self._states(client)).items())]
 
-    def _all(self, call: Callable[[_Member], T], *, least: float = GRACE) -> dict[_Member, T]:
+    def _all(self, call: Callable[[_Member], T], *, least: float = GRACE, everyone: bool = False) -> dict[_Member, T]:
         """Return the results of all hubs that answer: after the first one, the others have `least` seconds.
 
-        Hubs that were away a moment ago are not asked, unless there is no other. Raises the error of all of them if none answers.
+        Hubs that were away a moment ago are not asked, unless there is no other, or `everyone` is. Raises the error of all of them if none
+        answers.
         """
         if self._is_closed:
             raise Closed(f"the connection to {self.location} was closed; connect again")
@@ -119,7 +120,7 @@ class SeveralHubs(Handle):
         errors: dict[str, HubError] = {}
         now = system.port.monotonic()
         for is_resting in (False, True):
-            some = [one for one in self._members if (one.outage.retry_at > now) == is_resting]
+            some = [one for one in self._members if (one.outage.retry_at > now and not everyone) == is_resting]
             calls = {self._pool.submit(one.do, call): one for one in some}
             self._gather(calls, found, errors, least)
             if found:
@@ -142,8 +143,8 @@ class SeveralHubs(Handle):
 
     # Shards.
 
-    def _states(self, client: str) -> dict[_Member, States]:
-        """Return the shards of a client at each hub that answers. Raises NotFound if all of them lack it."""
+    def _states(self, client: str, *, everyone: bool = False) -> dict[_Member, States]:
+        """Return the shards of a client at each hub that answers. Raises NotFound if all hubs lack it."""
         lacking: list[NotFound] = []
 
         def ask(member: _Member) -> States:
@@ -154,8 +155,10 @@ class SeveralHubs(Handle):
                 return {}
             return {(state.client, state.shard): state for state in found if state.client == client}
 
-        found = self._all(ask)
+        found = self._all(ask, everyone=everyone)
         if not any(found.values()):
+            if not everyone and len(found) < len(self._members):
+                return self._states(client, everyone=True)
             self._refuse_missing(lacking, found)
         return found
 
@@ -297,10 +300,9 @@ class SeveralHubs(Handle):
         """Yield the result of a ticket from any hub that has the records; see `OneHub.items`. The sequences are those of the timeline."""
         reading.decode_ticket(msgspec.json.encode(ticket))  # raises Malformed
         key = ticket.client, ticket.shard
-        states = {one: found[key] for one, found in self._states(ticket.client).items() if key in found}
-        if not states:
-            raise NotFound(f"{self.location}: client {ticket.client} has no shard {ticket.shard}")
-        whole = self._joined(key, states)
+        whole, states = self._whole(key)
+        if isinstance(ticket.start, int) and ticket.start > whole.next and len(states) < len(self._members):
+            whole, states = self._whole(key, everyone=True)
         if ticket.log and [one.log for one in whole.generations[:1]] != [ticket.log]:
             raise Fenced(f"client {ticket.client}, shard {ticket.shard}: another log has replaced {ticket.log}")
         first, end = self._first(ticket, whole, states), whole.next if ticket.end is None else min(ticket.end, whole.next)
@@ -320,6 +322,13 @@ class SeveralHubs(Handle):
             after = item.last + 1 if isinstance(item, Gap) else item.end
             yield item
         yield after
+
+    def _whole(self, key: Key, *, everyone: bool = False) -> tuple[ShardState, dict[_Member, ShardState]]:
+        """Return the state of a shard, and that at each hub that has it. Raises NotFound, Conflict."""
+        states = {one: found[key] for one, found in self._states(key[0], everyone=everyone).items() if key in found}
+        if not states:
+            raise NotFound(f"{self.location}: client {key[0]} has no shard {key[1]}")
+        return self._joined(key, states), states
 
     def _first(self, ticket: Ticket, whole: ShardState, states: Mapping[_Member, ShardState]) -> int:
         """Return where a ticket starts."""
