@@ -233,7 +233,13 @@ class CopyReader:
         """Return the ticket for a part of one log at a hub."""
         end = None if stop + place.shift >= LAST else stop + place.shift
         return msgspec.structs.replace(
-            self._ticket, start=at + place.shift, end=end, limit=limit, generation=place.generation, log="", start_time=None
+            self._ticket,
+            start=at + place.shift,
+            end=end,
+            limit=limit,
+            generation=place.generation,
+            log="" if place.log else self._ticket.log,
+            start_time=None,
         )
 
     def _check_end(self, ended: int, at: int, stop: int, copy: Copy) -> None:
@@ -278,7 +284,7 @@ def _lacking(state: ShardState, places: list[Span], at: int) -> Answer:
     if later is not None:
         return Answer("gap", f"it has the shard from sequence {later} on", later, "trimmed")
     if state.generations and not places:
-        return Answer("lacks", f"it has other logs: {state.generations[0].log[:8]}")
+        return Answer("lacks", f"another log has replaced it: {state.generations[0].log[:8]}")
     return Answer("ends", "it does not have the log of this sequence yet")
 
 

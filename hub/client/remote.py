@@ -16,12 +16,13 @@ from typing import Literal, overload
 
 import pyarrow as pa
 
-from hub.client import hubs
+from hub.client import hubs, timeline
 from hub.client.connection import Security
 from hub.client.one_hub import OneHub
 from hub.client.reading import RemoteReading
 from hub.client.several import SeveralHubs
-from hub.errors import Unexpected
+from hub.client.timeline import LogPosition
+from hub.errors import NotFound, Unexpected
 from hub.protocol.reading import Changes, Committed, ReaderState, ServerInfo, ShardState, Ticket, Time
 from hub.root.columns import SequencedBatch
 from hub.root.records import HubRecord
@@ -33,6 +34,7 @@ from kvspool.record import Gap
 from kvspool.system.handles import Handle
 from shard.merge import NoGaps
 
+Start = int | str | datetime | LogPosition
 TIMEOUT = 15.0  # seconds for a call that is answered at once
 
 
@@ -83,6 +85,26 @@ class RemoteHub(Handle):
         """Return a client's shards, in order. Raises NotFound, NotAllowed, Unreachable, Conflict if its logs differ at several hubs."""
         return self._hub.shards(client)
 
+    def position(self, client: str, shard: int, sequence: int) -> LogPosition:
+        """Return the position of a sequence in the client's log, to be stored: it means the same record at every hub, and in every program.
+
+        Raises NotFound, also for a shard whose log has no id, NotAllowed, Unreachable, Conflict.
+        """
+        found = timeline.position(self._table(client, shard), sequence)
+        if found is None:
+            raise NotFound(f"{self.location}: sequence {sequence} of client {client}, shard {shard}, is in no log with an id")
+        return found
+
+    def sequence(self, client: str, shard: int, position: LogPosition) -> int:
+        """Return the sequence here of a position in a log. Raises NotFound for an unknown log, and the errors of `position`."""
+        found = timeline.sequence_of(self._table(client, shard), position)
+        if found is None:
+            raise NotFound(f"{self.location}: client {client}, shard {shard}, has no log {position.log}")
+        return found
+
+    def _table(self, client: str, shard: int) -> timeline.Table:
+        return tuple(one for state in self.shards(client) if state.shard == shard for one in state.generations)
+
     def changes(self, since: str = "", wait: float = 0.0) -> Changes:
         """Return the shards of all clients that have changed since the token of the last answer; all shards for an empty token.
 
@@ -126,7 +148,7 @@ class RemoteHub(Handle):
         self,
         client: str,
         shard: int,
-        start: int | str | datetime = ...,
+        start: Start = ...,
         *,
         limit: int | None = ...,
         on_gap: NoGaps = ...,
@@ -138,7 +160,7 @@ class RemoteHub(Handle):
         self,
         client: str,
         shard: int,
-        start: int | str | datetime = ...,
+        start: Start = ...,
         *,
         limit: int | None = ...,
         on_gap: OnGap = ...,
@@ -149,7 +171,7 @@ class RemoteHub(Handle):
         self,
         client: str,
         shard: int,
-        start: int | str | datetime = "earliest",
+        start: Start = "earliest",
         *,
         limit: int | None = None,
         on_gap: OnGap = "raise",
@@ -168,7 +190,7 @@ class RemoteHub(Handle):
         self,
         client: str,
         shard: int,
-        start: int | str | datetime = ...,
+        start: Start = ...,
         *,
         limit: int | None = ...,
         on_gap: NoGaps = ...,
@@ -180,7 +202,7 @@ class RemoteHub(Handle):
         self,
         client: str,
         shard: int,
-        start: int | str | datetime = ...,
+        start: Start = ...,
         *,
         limit: int | None = ...,
         on_gap: OnGap = ...,
@@ -191,7 +213,7 @@ class RemoteHub(Handle):
         self,
         client: str,
         shard: int,
-        start: int | str | datetime = "earliest",
+        start: Start = "earliest",
         *,
         limit: int | None = None,
         on_gap: OnGap = "raise",
@@ -219,7 +241,7 @@ class RemoteHub(Handle):
         self,
         client: str,
         shard: int,
-        start: int | str | datetime = "earliest",
+        start: Start = "earliest",
         *,
         end: int | None = None,
         start_time: Time | datetime | None = None,
@@ -231,9 +253,9 @@ class RemoteHub(Handle):
     ) -> pa.Table:
         """Return the stored records of a shard as a `pyarrow.Table` with the columns of `kvspool.arrow.SCHEMA`.
 
-        start: a sequence, "earliest", "latest" or an aware datetime; end: the first sequence not to return; start_time, end_time: the same
-        by time (ns since 1970, RFC 3339, or an aware datetime). coded: add a column codec. isolation: "synced" returns only records on the
-        hub's disk.
+        start: a sequence, "earliest", "latest", an aware datetime or a LogPosition; end: the first sequence not to return; start_time,
+        end_time: the same by time (ns since 1970, RFC 3339, or an aware datetime). coded: add a column codec. isolation: "synced" returns
+        only records on the hub's disk.
 
         on_gap: "raise" raises GapError at the first lost record, "skip" omits lost records. Raises NotFound, NotAllowed, ShardDamaged,
         Unexpected for a start that isn't written yet, HubFull, Unreachable, Malformed. A returned table is complete; an error has the
@@ -247,7 +269,7 @@ class RemoteHub(Handle):
         self,
         client: str,
         shard: int,
-        start: int | str | datetime = "earliest",
+        start: Start = "earliest",
         *,
         end: int | None = None,
         start_time: Time | datetime | None = None,
@@ -261,7 +283,9 @@ class RemoteHub(Handle):
 
         timeout: seconds after which the stream is ended with Unreachable; None: never.
         """
-        if isinstance(start, datetime):
+        if isinstance(start, LogPosition):
+            start = self.sequence(client, shard, start)
+        elif isinstance(start, datetime):
             start, start_time = "earliest", start
         ticket = Ticket(client, shard, start, end, _time(start_time), _time(end_time), limit, coded, isolation)
         for item in self.items(ticket, timeout):

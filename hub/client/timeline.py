@@ -23,6 +23,13 @@ from hub.protocol.reading import Generation, ShardState
 Table = tuple[Generation, ...]
 
 
+class LogPosition(NamedTuple):
+    """A position in a shard that means the same at every hub: the id of a log, 32 hex digits, and a sequence in that log."""
+
+    log: str
+    sequence: int
+
+
 class Span(NamedTuple):
     """The place of one log: the sequences first..end-1 of a timeline are those at the hub, minus `shift`. base: at the hub."""
 
@@ -48,11 +55,11 @@ def merged(states: Iterable[ShardState], known: Table = ()) -> Table:
         if len(having) > 1:
             raise Conflict("a log has no id, so its records at two hubs can't be compared")
         return ()
+    if len(having) == 1 and tuple(having[0].generations[: len(known)]) == known:
+        return tuple(having[0].generations)
     there = {one.log for state in having for one in state.generations}
-    if not any(one.log in there for one in known):
-        if len(having) == 1:
-            return tuple(having[0].generations)
-        known = ()  # all logs were replaced
+    if known and not any(one.log in there for one in known):
+        return merged(having)  # all logs were replaced
     order = _ordered([[one.log for one in known], *([one.log for one in state.generations] for state in having)])
     rooms = dict.fromkeys(order, 0)
     for state in having:
@@ -178,7 +185,35 @@ def noted(timeline: Table, first: int, end: int) -> Table:
 
     Empty for a timeline that needs none: a single log, from 0 on.
     """
-    if len(timeline) == 1 and not timeline[0].base:
-        return ()
+    return () if len(timeline) == 1 and not timeline[0].base else within(timeline, first, end)
+
+
+def within(timeline: Table, first: int, end: int) -> Table:
+    """Return the logs of a timeline that have the sequences from `first` to `end`, both included."""
     limits = [*(one.base for one in timeline[1:]), LAST]
-    return tuple(one for one, limit in zip(timeline, limits, strict=True) if one.base <= end and first < limit)
+    return tuple(one for one, limit in zip(timeline, limits, strict=False) if one.base <= end and first < limit)
+
+
+def cut(table: Sequence[Generation], logs: Sequence[Generation]) -> Table:
+    """Return the part of a table with some logs, and the next entry, which ends the last of them."""
+    wanted = {one.log for one in logs}
+    found = [at for at, one in enumerate(table) if one.log in wanted]
+    return tuple(table[found[0] : found[-1] + 2]) if found else ()
+
+
+def position(table: Table, sequence: int) -> LogPosition | None:
+    """Return the position of a sequence in its log; None without ids of logs."""
+    ours = [one for one in table if one.base <= sequence]
+    return LogPosition(ours[-1].log, sequence - ours[-1].base) if ours else None
+
+
+def sequence_of(table: Table, place: LogPosition) -> int | None:
+    """Return the sequence of a position; None if its log is not there."""
+    return next((max(0, one.base + place.sequence) for one in table if one.log == place.log), None)
+
+
+def moved(before: Table, table: Table, sequence: int) -> int:
+    """Return the sequence in a timeline of a place in another timeline of the shard: in the same log. Unchanged without that log."""
+    place = position(before, sequence)
+    found = None if place is None else sequence_of(table, place)
+    return sequence if found is None else found

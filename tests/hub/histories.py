@@ -26,7 +26,7 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True)
 class Part:
-    """What one hub gets of one log: the sequences first..end-1, without a hole in the middle. first > 0: those before were declared lost."""
+    """What one hub gets of one log: the sequences first..end-1, without `hole`. Those before the first one were declared lost."""
 
     log: int
     first: int
