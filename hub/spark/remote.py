@@ -166,8 +166,8 @@ class HubShards:
         return found
 
     def _doubtful(self, extents: Mapping[ShardKey, Extent]) -> list[_Hub]:
-        """Return hubs that have never answered, and may have what a checkpoint notes and no other hub has."""
-        unknown = [hub for hub in self._hubs if not hub.is_known]
+        """Return hubs that don't answer, and may have what a checkpoint notes and no other hub has."""
+        unknown = [hub for hub in self._hubs if not hub.is_known or (hub.outage.is_away and len(self._hubs) > 1)]
         if unknown:
             for noted in self._noted:
                 for key, at in noted.next.items():
