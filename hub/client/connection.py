@@ -41,7 +41,13 @@ class Security(msgspec.Struct, frozen=True):
 
 
 # A hub that says nothing is abandoned within seconds: other hubs may have the records.
-_WATCHED = [("grpc.keepalive_time_ms", 2000), ("grpc.keepalive_timeout_ms", 5000), ("grpc.min_reconnect_backoff_ms", 3000)]
+_WATCHED = [
+    ("grpc.keepalive_time_ms", 2000),
+    ("grpc.keepalive_timeout_ms", 3000),
+    ("grpc.http2.ping_timeout_ms", 3000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.min_reconnect_backoff_ms", 3000),
+]
 
 
 _users: set[int] = set()  # the process that has connected to a hub; its children inherit this, but not gRPC's threads

@@ -17,7 +17,7 @@ import msgspec
 
 from hub.client import timeline
 from hub.client.connection import Security
-from hub.client.copies import Copy, CopyReader, no_hub_has
+from hub.client.copies import Answer, Copy, CopyReader, no_hub_has
 from hub.client.one_hub import OneHub
 from hub.client.outage import LATER, Outage
 from hub.client.timeline import Table
@@ -32,6 +32,7 @@ from kvspool.system.handles import Handle, close_all
 
 GRACE = 1.0  # seconds for the other hubs, after the first one has answered
 AT_ONCE = 1.0  # seconds
+AGAIN = 0.2  # seconds before all hubs are asked once more for a record
 SLICE = 1.0  # seconds of one wait for changes
 MANY = 8  # clients, above which the states of all are asked for
 THREADS = 4  # for each hub: a call of one that says nothing takes its thread until the timeout
@@ -313,8 +314,14 @@ class SeveralHubs(Handle):
             state = states.get(one)
             copies.append(Copy(one.location, one.outage, partial(_linked, one), state=state, timeout=timeout))
 
-        def give_up(at: int, answers: Mapping[Copy, object]) -> NoReturn:
-            raise no_hub_has(*key, at, answers)  # type: ignore[arg-type]
+        repeated = -1
+
+        def give_up(at: int, answers: Mapping[Copy, Answer]) -> None:
+            nonlocal repeated
+            if at == repeated or not any(answer.kind == "away" for answer in answers.values()):
+                raise no_hub_has(*key, at, answers)
+            repeated = at  # all connections may have been cut at the same time: once more
+            system.port.sleep(AGAIN)
 
         reader = CopyReader(ticket, tuple(whole.generations), copies, give_up)
         after = first
