@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from hub.root.columns import SequencedBatch
 
 LEFT_OUT = ("machine restart", "missing")  # reasons of Gaps that may never have had a record in the log
-Kind = Literal["gap", "ends", "lacks", "error", "away"]
+What = Literal["gap", "ends", "lacks", "error", "away"]
 
 
-class Link(Protocol):
+class HubLink(Protocol):
     """A connection to a hub, or to its files."""
 
     def shards(self, client: str) -> list[ShardState]:
@@ -39,13 +39,13 @@ class Link(Protocol):
 
 
 class Answer(NamedTuple):
-    """What a hub has answered instead of a record.
+    """The answer of a hub that does not send a record.
 
-    kind: "gap", the records before `until` are lost there; "ends", it has no later ones yet; "lacks", it doesn't have the log; "error";
+    what: "gap", the records before `until` are lost there; "ends", it has no later ones yet; "lacks", it doesn't have the log; "error";
     "away", no answer. reason: of a Gap.
     """
 
-    kind: Kind
+    what: What
     why: str
     until: int = LAST
     reason: str = ""
@@ -59,7 +59,7 @@ class Copy:
         self,
         location: str,
         outage: Outage,
-        connect: Callable[[], tuple[Link, bool]],
+        connect: Callable[[], tuple[HubLink, bool]],
         disconnect: Callable[[], object] = lambda: None,
         state: ShardState | None = None,
         timeout: float | None = None,
@@ -72,7 +72,7 @@ class Copy:
         self.state = None if state is None or state.error else state
         self.timeout = timeout
 
-    def ask(self, link: Link, client: str, shard: int) -> ShardState:
+    def ask(self, link: HubLink, client: str, shard: int) -> ShardState:
         """Return the state of the shard at the hub; asked once. Raises NotFound, ShardDamaged."""
         if self.state is None:
             found = [state for state in link.shards(client) if (state.client, state.shard) == (client, shard)]
@@ -124,13 +124,13 @@ class CopyReader:
                 at = gap.last + 1
             else:
                 self._wait(at, {copy: answer for copy, (_, answer) in self._answers.items()})
-                self._answers = {copy: one for copy, one in self._answers.items() if one[1].kind == "gap"}
+                self._answers = {copy: one for copy, one in self._answers.items() if one[1].what == "gap"}
                 self._renewed.clear()
 
     def _answer(self, copy: Copy, at: int) -> Answer | None:
         """Return what a hub has answered for a sequence, if it was asked."""
         asked, answer = self._answers.get(copy, (-1, None))
-        is_valid = answer is not None and (asked == at or (answer.kind == "gap" and asked <= at < answer.until))
+        is_valid = answer is not None and (asked == at or (answer.what == "gap" and asked <= at < answer.until))
         return answer if is_valid else None
 
     def _choice(self, at: int) -> Copy | None:
@@ -149,13 +149,13 @@ class CopyReader:
         gaps = []
         for copy in self._copies:
             answer = self._answer(copy, at)
-            if answer is not None and answer.kind == "away" and copy.state is not None:
+            if answer is not None and answer.what == "away" and copy.state is not None:
                 first = timeline.extent(self._table, copy.state)[0]
                 if at < first:  # trimmed records don't come back
                     answer = Answer("gap", answer.why, first, "trimmed")
-            if answer is None or answer.kind in ("error", "away"):
+            if answer is None or answer.what in ("error", "away"):
                 return None
-            if answer.kind == "gap":
+            if answer.what == "gap":
                 gaps.append(answer)
         if not gaps:
             return None
@@ -262,7 +262,7 @@ class CopyReader:
         where = f"{copy.location}/{self._ticket.client}/{self._ticket.shard}"
         return Malformed(f"[KVSPOOL_DATA_LOSS] {where}: sequence {at} is missing in the hub's answer")
 
-    def _is_over(self, link: Link, place: Span, at: int, limit: int | None, copy: Copy) -> bool:
+    def _is_over(self, link: HubLink, place: Span, at: int, limit: int | None, copy: Copy) -> bool:
         """Return whether a stream ended before the hub's end, because of a limit or of the time of the next record."""
         if limit == 0:
             return True
@@ -307,7 +307,7 @@ def no_hub_has(client: str, shard: int, at: int, answers: Mapping[Copy, Answer])
     """Return the error of a record that no hub sends, with the reason of each."""
     reasons = "; ".join(f"{copy.location}: {answer.why}" for copy, answer in answers.items())
     words = f"client {client}, shard {shard}: no hub has sequence {at}: {reasons}"
-    if any(answer.kind == "away" for answer in answers.values()):
+    if any(answer.what == "away" for answer in answers.values()):
         return Unreachable(words)
     for answer in answers.values():
         if answer.error is not None:

@@ -41,8 +41,8 @@ TIMEOUT = 15.0  # seconds for a call that is answered at once
 class RemoteHub(Handle):
     """A hub on another host, or several with the same records, open for reading. Can be shared by threads.
 
-    After a lost connection, the next call reconnects. Of several hubs, each call and each stream goes over to another one when its hub is
-    lost, within seconds, and continues at the next sequence. A record is read once. A Gap is one only if every hub confirms it, and the end
+    After a lost connection, the next call reconnects. Of several hubs, a call or stream whose hub is lost goes over to another one within
+    seconds. It continues at the next sequence. A record is read once. A Gap is one only if every hub confirms it, and the end
     is that of the hub with the most records. An error names every hub and its reason. See docs/hub.md for the sequences.
     """
 

@@ -1,7 +1,7 @@
 """Several hubs that have the same clients' records, read as one; see `hub.client.remote`.
 
 Sequences are those of a shard's `timeline`, which stays the same while this object exists. A hub that doesn't answer is left out, and asked
-again after a while. What only it knows is missing meanwhile in lists and states, but never in records: see `hub.client.copies`.
+again after a while. Meanwhile its clients and states are missing in lists, but never its records: see `hub.client.copies`.
 """
 
 from __future__ import annotations
@@ -318,7 +318,7 @@ class SeveralHubs(Handle):
 
         def give_up(at: int, answers: Mapping[Copy, Answer]) -> None:
             nonlocal repeated
-            if at == repeated or not any(answer.kind == "away" for answer in answers.values()):
+            if at == repeated or not any(answer.what == "away" for answer in answers.values()):
                 raise no_hub_has(*key, at, answers)
             repeated = at  # all connections may have been cut at the same time: once more
             system.port.sleep(AGAIN)

@@ -24,7 +24,7 @@ Table = tuple[Generation, ...]
 
 
 class LogPosition(NamedTuple):
-    """A position in a shard that means the same at every hub: the id of a log, 32 hex digits, and a sequence in that log."""
+    """A position that means the same at every hub: the id of a log of the shard, 32 hex digits, and a sequence in it."""
 
     log: str
     sequence: int
@@ -78,7 +78,7 @@ def merged(states: Iterable[ShardState], known: Table = ()) -> Table:
 
 
 def _first_base(order: list[str], rooms: dict[str, int], fixed: dict[str, int], states: list[ShardState]) -> int:
-    """Return the base of the oldest log: below the first known one, by its room; it may be negative for records that nobody can get."""
+    """Return the base of the oldest log: below the first known one, by its room; it may be negative."""
     below = 0
     for log in order:
         if log in fixed:

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
-from hub.client.copies import Answer, Copy, CopyReader, Link
+from hub.client.copies import Answer, Copy, CopyReader, HubLink
 from hub.client.outage import FIRST_BACKOFF, LONGEST_BACKOFF
 from hub.client.timeline import Table
 from hub.errors import Fenced, HubError, HubFull, NotAllowed, NotFound, QuotaExceeded, ShardDamaged, Unexpected, Unreachable
@@ -110,7 +110,7 @@ class _Patience:
 
     def wait(self, at: int, answers: Mapping[Copy, Answer]) -> None:
         """Return when the hubs are to be asked again; see `CopyReader`."""
-        away = [copy for copy, answer in answers.items() if answer.kind == "away"]
+        away = [copy for copy, answer in answers.items() if answer.what == "away"]
         if not away and (len(answers) == 1 or all(answer.error for answer in answers.values())):
             self._fail(at, answers)
         if away and all(copy.outage.expired() is not None for copy in away):
@@ -130,7 +130,7 @@ class _Patience:
             self._fail_at_all(at, answers)
         ((copy, answer),) = answers.items()
         where = f"{copy.location}/{self._key.topic}/{self._key.partition}"
-        if answer.kind == "away":
+        if answer.what == "away":
             raise copy.outage.expired() or Unreachable(answer.why)
         if answer.error is None:
             raise self._replaced(answer.why)
@@ -143,10 +143,10 @@ class _Patience:
     def _fail_at_all(self, at: int, answers: Mapping[Copy, Answer]) -> NoReturn:
         reasons = "; ".join(f"{copy.location}: {answer.why}" for copy, answer in answers.items())
         words = f"topic {self._key.topic}, partition {self._key.partition}: no hub has sequence {at}: {reasons}"
-        if all(answer.kind == "lacks" for answer in answers.values()):
+        if all(answer.what == "lacks" for answer in answers.values()):
             raise self._replaced(reasons)
         for answer in answers.values():
-            if answer.kind == "away":
+            if answer.what == "away":
                 kind = HubFull if isinstance(answer.error, HubFull | QuotaExceeded) else Unreachable
                 raise kind(f"[{'KVSPOOL_HUB_REFUSES' if kind is HubFull else 'KVSPOOL_HUB_UNREACHABLE'}] {words}")
         for answer in answers.values():
@@ -163,7 +163,7 @@ class _Patience:
         )
 
 
-class _Directory(Link):
+class _Directory(HubLink):
     """A shard under a hub's root on this host, read as that hub would send it."""
 
     def __init__(self, path: Path, key: ShardKey) -> None:
@@ -171,7 +171,7 @@ class _Directory(Link):
         self._key = key
 
     def shards(self, client: str) -> list[ShardState]:
-        """See `Link.shards`; only the one shard."""
+        """See `HubLink.shards`; only the one shard."""
         bits = (route.parse_name(self._path.name) or ("", 0, 0))[1]
         try:
             with closing(open_shard(self._path, LOCK_TIMEOUT)) as log:
@@ -181,7 +181,7 @@ class _Directory(Link):
             raise NotFound(f"{self._path}: {error}") from None
 
     def items(self, ticket: Ticket, timeout: float | None = None) -> Generator[SequencedBatch | Gap | int]:
-        """See `Link.items`."""
+        """See `HubLink.items`."""
         try:
             with closing(open_shard(self._path, LOCK_TIMEOUT)) as log:
                 known = generations(log, self._path, log.end())

@@ -4,8 +4,8 @@ There may be several hubs. Each hub, or each group of hubs with the same clients
 one hub to another has its earlier records at the first. A shard is read from any hub that has the records. Its sequences are those of a
 `hub.client.timeline`: the same at every hub. If it is unknown which of two logs came first: Conflict.
 
-**Outages.** While a hub is down, the driver keeps its last known state, so that a stream waits, or continues with the other hubs of its
-group. If no hub of a group has answered for `timeout` seconds: Unreachable, [KVSPOOL_HUB_UNREACHABLE].
+**Outages.** While a hub is down, the driver keeps its last known state. So a stream waits, or continues with the other hubs of the group.
+If no hub of a group has answered for `timeout` seconds: Unreachable, [KVSPOOL_HUB_UNREACHABLE].
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from hub.spark.selection import ALL, Selection
 from hub.spark.shards import Extent, ShardKey, ShardOffsets
 from kvspool import system
 from kvspool.options import Isolation
-from kvspool.system.handles import close_all
+from kvspool.system.handles import Handle, close_all
 
 if TYPE_CHECKING:
     from hub.client.one_hub import OneHub
@@ -476,7 +476,7 @@ class _Hub:
         self._disconnect()
 
 
-class _Reader:
+class _Reader(Handle):
     """The durable reader of a query at one hub. Its positions are the hub's sequences; noted ones are those of the timeline."""
 
     def __init__(self, location: str, name: str, tables: Mapping[ShardKey, Table]) -> None:

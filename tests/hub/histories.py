@@ -26,7 +26,7 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True)
 class Part:
-    """What one hub gets of one log: the sequences first..end-1, without `hole`. Those before the first one were declared lost."""
+    """The part of one log that one hub gets: the sequences first..end-1, without `hole`. Those before the first one were declared lost."""
 
     log: int
     first: int

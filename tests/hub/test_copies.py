@@ -32,7 +32,7 @@ CLIENTS = (f"c{number}" for number in itertools.count())
 
 @pytest.fixture
 def hubs(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[HubServer, Proxy]]]:
-    """Three hubs that send few records in a message, each behind a proxy."""
+    """Three hubs that send few records in a message, each with a proxy."""
     monkeypatch.setattr(read_service, "BATCH_BYTES", 60)
     servers = []
     for name in "abc":
