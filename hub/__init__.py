@@ -6,7 +6,7 @@
         for record in root.follow(timeout=5):
             print(record.client, record.shard, record.sequence, record.data)
 
-`HubServer`, `Mirror`, `RemoteHub`, `Security` and `Shipper` need the extra `hub`. They are imported when they are used.
+`HubServer`, `LogPosition`, `Mirror`, `RemoteHub`, `Security` and `Shipper` need the extra `hub`. They are imported when they are used.
 """
 
 from typing import TYPE_CHECKING
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from hub.client.mirror import Mirror
     from hub.client.remote import RemoteHub
     from hub.client.shipper import Shipper
+    from hub.client.timeline import LogPosition
     from hub.server.server import HubServer
 
 open = HubRoot.open
@@ -36,6 +37,7 @@ __all__ = [
     "HubRoot",
     "HubServer",
     "HubStats",
+    "LogPosition",
     "Mirror",
     "RemoteHub",
     "Security",
@@ -48,6 +50,7 @@ __all__ = [
 
 _PLACES = {
     "HubServer": "hub.server.server",
+    "LogPosition": "hub.client.timeline",
     "Mirror": "hub.client.mirror",
     "RemoteHub": "hub.client.remote",
     "Security": "hub.client.connection",

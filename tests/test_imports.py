@@ -19,7 +19,7 @@ from kvspool.spool import format
 ROOT = Path(__file__).resolve().parents[1]
 HEAVY = ("pyspark", "pyarrow", "numpy", "pandas", "rich", "matplotlib", "cryptography", "starlette", "uvicorn", "prometheus_client")
 OF_HUB = """
-client/connection client/mirrored_shard client/remote root/columns server/ingest server/ipc server/probe server/read_service
+client/connection client/mirrored_shard client/one_hub client/remote root/columns server/ingest server/ipc server/probe server/read_service
 """
 COLUMNS = ("kvspool/arrow.py", "kvspool/engine/batches.py", "kvspool/engine/columns.py")
 COLUMNS += ("kvspool/journal/columns.py", "kvspool/journal/gathering.py", "kvspool/spool/gathering.py")

@@ -31,7 +31,8 @@ A pipeline is a job declared in a TOML file: the records to read from a log, a s
 what Spark SQL selects and aggregates, and the destination of the rows. It runs as one streaming query with exactly-once results: after a
 crash at any moment and a restart, each record has had its effect once.
 
-  [source]  path = "hub"                                a log, a shard set, a hub root; or hub = "grpc+tls://h1:7070"
+  [source]  path = "hub"                                a log, a shard set, a hub root; or hub = "grpc+tls://h1:7070",
+                                                      or hubs with the same clients: "grpc+tls://h1:7070|grpc+tls://h2:7070"
   [decode]  codec = "json"                              json, msgpack, keyed, text, raw
             schema = "carrier string, dep_delay int"    or "infer"
   [select]  where = "dep_delay > 0"                     Spark SQL
@@ -196,6 +197,8 @@ def _sentence(progress: PipelineProgress) -> str:
         words.append(f"{progress.bad:,} bad")
     if progress.late:
         words.append(f"{progress.late:,} late")
+    if progress.away:
+        words.append(f"without {' and '.join(progress.away)}")
     return ", ".join(words)
 
 
@@ -348,6 +351,8 @@ def _show(progress: PipelineProgress, is_silent: bool) -> None:
     print(output.escape(f"  {said} {when(progress.updated)}, started {when(progress.started)}, process {progress.pid}"))
     if progress.durations:
         print(output.escape("  last batch: " + ", ".join(f"{name} {value} ms" for name, value in progress.durations.items())))
+    for location, why in progress.away.items():
+        print(output.escape(f"  {location}: {why}"))
     if progress.error:
         print(output.escape(f"  {progress.error}"))
     if progress.shards:

@@ -22,7 +22,7 @@ from kvspool.system.handles import Handle
 SILENCE = 30.0  # seconds without an answer after which a connection counts as dead
 _BROKEN = (pa.ArrowException, OSError, StopIteration)  # errors of Flight on a broken connection
 # Each attempt resolves and connects itself: gRPC would make a new client wait for the backoff of earlier ones.
-_OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.initial_reconnect_backoff_ms", 100)]
+_OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 5000)]
 
 
 class Security(msgspec.Struct, frozen=True):
@@ -40,19 +40,30 @@ class Security(msgspec.Struct, frozen=True):
         return "<Security>"  # keeps the token out of logs
 
 
+# A hub that says nothing is abandoned within seconds: other hubs may have the records.
+_WATCHED = [
+    ("grpc.keepalive_time_ms", 2000),
+    ("grpc.keepalive_timeout_ms", 3000),
+    ("grpc.http2.ping_timeout_ms", 3000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.min_reconnect_backoff_ms", 3000),
+]
+
+
 _users: set[int] = set()  # the process that has connected to a hub; its children inherit this, but not gRPC's threads
 
 
-def connect(location: str, security: Security) -> flight.FlightClient:
+def connect(location: str, security: Security, *, is_watched: bool = False) -> flight.FlightClient:
     """Return a client of a hub at `grpc://...` or `grpc+tls://...`; it connects on first use.
 
-    Raises HubError in a process that was forked from one that had already connected: gRPC would hang there.
+    is_watched: find out within seconds that the hub or the network says nothing more. Raises HubError in a process that was forked from
+    one that had already connected: gRPC would hang there.
     """
     process = system.port.process_id()
     if _users and process not in _users:
         raise HubError(f"{location}: this process was forked from one that had connected to a hub; start it with spawn instead")
     _users.add(process)
-    options: dict[str, Any] = {"generic_options": _OPTIONS}
+    options: dict[str, Any] = {"generic_options": [*_OPTIONS, *(_WATCHED if is_watched else [])]}
     if security.authorities is not None:
         options["tls_root_certs"] = security.authorities
     if security.certificate is not None:

@@ -17,6 +17,14 @@ def check(location: str) -> str:
     return location
 
 
+def parse(text: str) -> list[str]:
+    """Return the locations in a text, separated by commas or by `|`. Raises ValueError for an invalid or repeated one."""
+    found = [check(location.strip()) for location in re.split("[,|]", text)]
+    if len(set(found)) < len(found):
+        raise ValueError(f"a hub is named twice in {text!r}")
+    return found
+
+
 def chosen(client: str, locations: list[str], choose: Choice = "hash") -> str:
     """Return the hub of a client.
 

@@ -23,9 +23,10 @@ import msgspec
 
 from hub.client import hubs
 from hub.client.connection import Security, jittered
-from hub.client.mirrored_shard import MirroredShard, check_state
+from hub.client.mirrored_shard import MirroredShard
 from hub.client.remote import RemoteHub
 from hub.errors import Conflict, HubError, HubFull, Malformed, NotAllowed, QuotaExceeded, RootInUse, Unreachable
+from hub.protocol import reading
 from hub.protocol.ingest import VERSION, Level
 from hub.protocol.reading import ShardState
 from hub.root.root import HubRoot
@@ -183,7 +184,7 @@ class Mirror(Handle):
     def _note_states(self, states: list[ShardState], source: str) -> None:
         """Store the states of the source's shards."""
         for state in sorted(states, key=lambda state: (state.client, state.shard)):  # in order, like other creators of shards
-            check_state(state)
+            reading.check_state(state)
             if not any(fnmatch.fnmatchcase(state.client, pattern) for pattern in self._patterns):
                 continue
             key = state.client, state.shard

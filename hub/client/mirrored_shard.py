@@ -8,7 +8,6 @@ at the source are skipped here, so that readers get the same Gap at the same pos
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Iterator
 from contextlib import closing, suppress
@@ -19,9 +18,7 @@ import pyarrow as pa
 
 import kvspool
 from hub.client.remote import RemoteHub
-from hub.client_ids import check_client
 from hub.errors import Conflict, Fenced, HubFull, Malformed, Restored, ShardDamaged, Unexpected
-from hub.protocol.ingest import LAST
 from hub.protocol.reading import ShardState
 from hub.root import columns
 from hub.root.columns import SequencedBatch
@@ -259,20 +256,6 @@ class MirroredShard:
         self.pulled += count
         self.bytes += size
         self._row_bytes = max(1.0, size / count)
-
-
-def check_state(state: ShardState) -> ShardState:
-    """Return a hub's description of a shard. Raises Malformed for an impossible one."""
-    try:
-        route.directory_name(check_client(state.client), state.bits, state.shard)
-    except ValueError as error:
-        raise Malformed(f"the source names an impossible shard: {error}") from None
-    logs = state.generations
-    if not 0 <= state.first <= state.next < LAST or any(one.base > other.base for one, other in zip(logs, logs[1:], strict=False)):
-        raise Malformed(f"the source's description of client {state.client}, shard {state.shard}, is impossible")
-    if any(not re.fullmatch("[0-9a-f]{32}", log.log) or not 0 <= log.base < LAST for log in logs):
-        raise Malformed(f"the source names an impossible log of client {state.client}, shard {state.shard}")
-    return state
 
 
 def _rows(batch: pa.RecordBatch) -> SequencedBatch:

@@ -1,110 +1,116 @@
-"""Read a hub from another host: for notebooks, programs and mirrors. Needs the extra `hub`.
+"""Read hubs from another host: for notebooks, programs and mirrors. Needs the extra `hub`.
 
     with RemoteHub("grpc+tls://hub:8815", security=Security(token="...")) as hub:
         for client in hub.clients():
             table = hub.read_arrow(client, 0, start_time="2026-01-31T00:00:00Z")
+
+Of several hubs with the same records, `RemoteHub(["grpc+tls://hub1:8815", "grpc+tls://hub2:8815"])` reads any that has them.
 """
 
 from __future__ import annotations
 
-import fnmatch
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Literal, TypeVar, overload
+from typing import Literal, overload
 
-import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
-from pyarrow import flight
 
-from hub.client import connection
+from hub.client import hubs, timeline
 from hub.client.connection import Security
-from hub.client.hubs import check
+from hub.client.one_hub import OneHub
 from hub.client.reading import RemoteReading
-from hub.errors import Malformed, Unexpected, Unreachable
-from hub.protocol import reading
-from hub.protocol.ingest import LAST
-from hub.protocol.reading import (
-    LARGEST_ANSWER,
-    BatchMetadata,
-    Changes,
-    ClientState,
-    CommitPositions,
-    Committed,
-    ReaderName,
-    ReaderPlace,
-    Readers,
-    ReaderState,
-    ServerInfo,
-    ShardState,
-    Since,
-    Ticket,
-    Time,
-)
-from hub.root import columns
+from hub.client.several import SeveralHubs
+from hub.client.timeline import LogPosition
+from hub.errors import NotFound, Unexpected
+from hub.protocol.reading import Changes, Committed, ReaderState, ServerInfo, ShardState, Ticket, Time
 from hub.root.columns import SequencedBatch
 from hub.root.records import HubRecord
 from kvspool import arrow
-from kvspool.engine.iteration import Iterations
 from kvspool.engine.iteration import check as check_limit
-from kvspool.errors import Closed, OutOfRange
+from kvspool.errors import OutOfRange
 from kvspool.options import Isolation, OnGap, check_isolation, check_sequence
 from kvspool.record import Gap
 from kvspool.system.handles import Handle
 from shard.merge import NoGaps
 
-T = TypeVar("T")
+Start = int | str | datetime | LogPosition
 TIMEOUT = 15.0  # seconds for a call that is answered at once
 
 
 class RemoteHub(Handle):
-    """A hub on another host, open for reading. Can be shared by threads. After a lost connection, the next call reconnects."""
+    """A hub on another host, or several with the same records, open for reading. Can be shared by threads.
 
-    def __init__(self, location: str, *, security: Security = Security(), timeout: float = TIMEOUT) -> None:  # noqa: B008 - it is frozen
-        """Prepare a connection to `grpc+tls://host:port` or `grpc://host:port`, without sending anything. Raises ValueError, Unreachable.
+    After a lost connection, the next call reconnects. Of several hubs, a call or stream whose hub is lost goes over to another one within
+    seconds. It continues at the next sequence. A record is read once. A Gap is one only if every hub confirms it, and the end
+    is that of the hub with the most records. An error names every hub and its reason. See docs/hub.md for the sequences.
+    """
 
-        timeout: seconds in which the hub has to answer; streams of records are not limited.
+    def __init__(
+        self,
+        location: str | Sequence[str],
+        *,
+        security: Security = Security(),  # noqa: B008 - it is frozen
+        timeout: float = TIMEOUT,
+    ) -> None:
+        """Prepare connections to `grpc+tls://host:port` or `grpc://host:port`, without sending anything. Raises ValueError, Unreachable.
+
+        location: one hub, or several: the preferred one first, as a list or as text with commas. timeout: seconds in which a hub has to
+        answer; streams of records are not limited.
         """
-        self.location = check(location)
-        self._security = security
-        self._timeout = timeout
-        self._client = connection.connect(location, security)
-        self._iterations = Iterations()
+        locations = hubs.parse(location if isinstance(location, str) else ",".join(location))
+        self.locations = tuple(locations)
+        self.location = ",".join(locations)
+        self._hub = OneHub(locations[0], security, timeout) if len(locations) == 1 else SeveralHubs(locations, security, timeout)
         self._is_closed = False
 
     # Content.
 
+    def away(self) -> dict[str, str]:
+        """Return which of several hubs don't answer at present: "hub unreachable since ...", by location. It asks no hub."""
+        return self._hub.away()
+
     def server(self) -> ServerInfo:
-        """Return the hub's description. Raises Unreachable, NotAllowed."""
-        return self._act("server", b"", ServerInfo)
+        """Return the hub's description; of several, of one that answers. Raises Unreachable, NotAllowed."""
+        return self._hub.server()
 
     def clients(self, pattern: str = "*") -> list[str]:
         """Return the ids of the clients that this user may list and that match a pattern (`*`, `?`, `[...]`), sorted.
 
-        To read a client is a separate right. Raises Unreachable, NotAllowed.
+        To read a client is a separate right. Of several hubs, those that answer are asked; see `away`. Raises Unreachable, NotAllowed.
         """
-        try:
-            flights = list(self._client.list_flights(pattern.encode() if pattern != "*" else b"", self._options(self._timeout)))
-        except (pa.ArrowException, OSError) as error:
-            raise connection.error_of(self.location, error) from None
-        states = [reading.decode(ClientState, found.app_metadata, LARGEST_ANSWER) for found in flights]
-        return sorted(state.client for state in states if fnmatch.fnmatchcase(state.client, pattern) or pattern == "*")
+        return self._hub.clients(pattern)
 
     def shards(self, client: str) -> list[ShardState]:
-        """Return a client's shards, in order. Raises NotFound, NotAllowed, Unreachable."""
-        try:
-            found = self._client.get_flight_info(flight.FlightDescriptor.for_path(client), self._options(self._timeout))
-        except (pa.ArrowException, OSError) as error:
-            raise connection.error_of(self.location, error) from None
-        return reading.decode(ClientState, found.app_metadata, LARGEST_ANSWER).shards
+        """Return a client's shards, in order. Raises NotFound, NotAllowed, Unreachable, Conflict if its logs differ at several hubs."""
+        return self._hub.shards(client)
+
+    def position(self, client: str, shard: int, sequence: int) -> LogPosition:
+        """Return the position of a sequence in the client's log, to be stored: it means the same record at every hub, and in every program.
+
+        Raises NotFound, also for a shard whose log has no id, NotAllowed, Unreachable, Conflict.
+        """
+        found = timeline.position(self._table(client, shard), sequence)
+        if found is None:
+            raise NotFound(f"{self.location}: sequence {sequence} of client {client}, shard {shard}, is in no log with an id")
+        return found
+
+    def sequence(self, client: str, shard: int, position: LogPosition) -> int:
+        """Return the sequence here of a position in a log. Raises NotFound for an unknown log, and the errors of `position`."""
+        found = timeline.sequence_of(self._table(client, shard), position)
+        if found is None:
+            raise NotFound(f"{self.location}: client {client}, shard {shard}, has no log {position.log}")
+        return found
+
+    def _table(self, client: str, shard: int) -> timeline.Table:
+        return tuple(one for state in self.shards(client) if state.shard == shard for one in state.generations)
 
     def changes(self, since: str = "", wait: float = 0.0) -> Changes:
         """Return the shards of all clients that have changed since the token of the last answer; all shards for an empty token.
 
-        wait: seconds (at most 30) to wait for a change. Raises Unreachable, NotAllowed, Malformed.
+        wait: seconds (at most 30) to wait for a change. Raises Unreachable, NotAllowed, Malformed, Conflict.
         """
-        return self._act("changes", msgspec.json.encode(Since(since, wait)), Changes, wait)
+        return self._hub.changes(since, wait)
 
     # Durable readers.
 
@@ -115,20 +121,25 @@ class RemoteHub(Handle):
         On return, all positions are on the hub's disk. Up to 3,000 positions are sent in one call: after an error, none is stored. More
         are sent in several calls, each complete or not stored. Raises NotAllowed for a client that may not be read or another user's
         reader, Malformed, Unexpected for a sequence that isn't written yet, QuotaExceeded, Conflict, Unreachable.
+
+        Of several hubs, all that answer get the positions; a hub that was away gets them with our next commit. One that lags gets the
+        position of its end.
         """
-        answer = Committed(0)
-        for part in reading.parts([ReaderPlace(client, shard, next) for (client, shard), next in sorted(places.items())]):
-            found = self._act("commit-positions", msgspec.json.encode(CommitPositions(reader, part)), Committed)
-            answer = Committed(found.places, answer.missing + found.missing)
-        return answer
+        return self._hub.commit(reader, places)
 
     def readers(self) -> list[ReaderState]:
-        """Return our durable readers at the hub, by name; an admin gets those of all users. Raises Unreachable, NotAllowed."""
-        return self._act("readers", b"", Readers).readers
+        """Return our durable readers at the hub, by name; an admin gets those of all users. Raises Unreachable, NotAllowed.
 
-    def delete_reader(self, name: str) -> None:
-        """Delete one of our durable readers; an admin may delete any. Raises NotFound, Conflict while it is open, Unreachable."""
-        self._act("delete-reader", msgspec.json.encode(ReaderName(name)), Readers)
+        Of several hubs, the highest position of each shard counts.
+        """
+        return self._hub.readers()
+
+    def delete_reader(self, name: str) -> dict[str, str]:
+        """Delete one of our durable readers; an admin may delete any. Raises NotFound, Conflict while it is open, Unreachable.
+
+        Of several hubs, it is deleted at all that answer. Return the others, by location, with the reason.
+        """
+        return self._hub.delete_reader(name)
 
     # Reading.
 
@@ -137,7 +148,7 @@ class RemoteHub(Handle):
         self,
         client: str,
         shard: int,
-        start: int | str | datetime = ...,
+        start: Start = ...,
         *,
         limit: int | None = ...,
         on_gap: NoGaps = ...,
@@ -149,7 +160,7 @@ class RemoteHub(Handle):
         self,
         client: str,
         shard: int,
-        start: int | str | datetime = ...,
+        start: Start = ...,
         *,
         limit: int | None = ...,
         on_gap: OnGap = ...,
@@ -160,7 +171,7 @@ class RemoteHub(Handle):
         self,
         client: str,
         shard: int,
-        start: int | str | datetime = "earliest",
+        start: Start = "earliest",
         *,
         limit: int | None = None,
         on_gap: OnGap = "raise",
@@ -179,7 +190,7 @@ class RemoteHub(Handle):
         self,
         client: str,
         shard: int,
-        start: int | str | datetime = ...,
+        start: Start = ...,
         *,
         limit: int | None = ...,
         on_gap: NoGaps = ...,
@@ -191,7 +202,7 @@ class RemoteHub(Handle):
         self,
         client: str,
         shard: int,
-        start: int | str | datetime = ...,
+        start: Start = ...,
         *,
         limit: int | None = ...,
         on_gap: OnGap = ...,
@@ -202,7 +213,7 @@ class RemoteHub(Handle):
         self,
         client: str,
         shard: int,
-        start: int | str | datetime = "earliest",
+        start: Start = "earliest",
         *,
         limit: int | None = None,
         on_gap: OnGap = "raise",
@@ -230,7 +241,7 @@ class RemoteHub(Handle):
         self,
         client: str,
         shard: int,
-        start: int | str | datetime = "earliest",
+        start: Start = "earliest",
         *,
         end: int | None = None,
         start_time: Time | datetime | None = None,
@@ -242,9 +253,9 @@ class RemoteHub(Handle):
     ) -> pa.Table:
         """Return the stored records of a shard as a `pyarrow.Table` with the columns of `kvspool.arrow.SCHEMA`.
 
-        start: a sequence, "earliest", "latest" or an aware datetime; end: the first sequence not to return; start_time, end_time: the same
-        by time (ns since 1970, RFC 3339, or an aware datetime). coded: add a column codec. isolation: "synced" returns only records on the
-        hub's disk.
+        start: a sequence, "earliest", "latest", an aware datetime or a LogPosition; end: the first sequence not to return; start_time,
+        end_time: the same by time (ns since 1970, RFC 3339, or an aware datetime). coded: add a column codec. isolation: "synced" returns
+        only records on the hub's disk.
 
         on_gap: "raise" raises GapError at the first lost record, "skip" omits lost records. Raises NotFound, NotAllowed, ShardDamaged,
         Unexpected for a start that isn't written yet, HubFull, Unreachable, Malformed. A returned table is complete; an error has the
@@ -258,7 +269,7 @@ class RemoteHub(Handle):
         self,
         client: str,
         shard: int,
-        start: int | str | datetime = "earliest",
+        start: Start = "earliest",
         *,
         end: int | None = None,
         start_time: Time | datetime | None = None,
@@ -272,7 +283,9 @@ class RemoteHub(Handle):
 
         timeout: seconds after which the stream is ended with Unreachable; None: never.
         """
-        if isinstance(start, datetime):
+        if isinstance(start, LogPosition):
+            start = self.sequence(client, shard, start)
+        elif isinstance(start, datetime):
             start, start_time = "earliest", start
         ticket = Ticket(client, shard, start, end, _time(start_time), _time(end_time), limit, coded, isolation)
         for item in self.items(ticket, timeout):
@@ -281,63 +294,13 @@ class RemoteHub(Handle):
             elif isinstance(item, SequencedBatch):
                 yield item.batch
 
-    def items(self, ticket: Ticket, timeout: float | None = None) -> Iterator[SequencedBatch | Gap | int]:
+    def items(self, ticket: Ticket, timeout: float | None = None) -> Generator[SequencedBatch | Gap | int]:
         """Yield the result of a ticket: rows, Gaps between them, and finally the sequence at which the hub ended the stream.
 
         timeout: seconds after which the stream is ended. Raises as `read_arrow`, Fenced for another log than the ticket names, and Closed
         as soon as any thread closes the connection.
         """
-        where = f"{self.location}/{ticket.client}/{ticket.shard}"
-        stream: _Stream | None = None
-        try:
-            reader = self._client.do_get(flight.Ticket(msgspec.json.encode(ticket)), self._options(timeout))
-            if not reader.schema.equals(columns.schema_of(ticket)):
-                raise Malformed(f"{where}: the stream has the columns {str(reader.schema)[:500]!r}")
-            try:
-                stream = self._iterations.add(_Stream(reader))
-                yield from self._items(reader, where)
-            finally:
-                reader.cancel()
-        except (pa.ArrowException, OSError) as error:
-            if stream is not None and stream.why:
-                raise Closed(stream.why) from None
-            raise connection.error_of(self.location, error) from None
-
-    def _items(self, reader: Any, where: str) -> Iterator[SequencedBatch | Gap | int]:
-        """Yield the items of a stream up to the hub's end mark. Raises Unreachable if that is missing."""
-        while True:
-            try:
-                chunk = reader.read_chunk()
-            except StopIteration:
-                raise Unreachable(f"{where}: the stream was cut") from None
-            metadata = BatchMetadata()
-            if chunk.app_metadata is not None:
-                metadata = reading.decode(BatchMetadata, chunk.app_metadata.to_pybytes())
-            if metadata.gap is not None:
-                gap = metadata.gap
-                if not 0 <= gap.first <= gap.last:
-                    raise Malformed(f"{where}: a gap from {gap.first} to {gap.last}")
-                yield Gap(gap.first, gap.last, gap.reason, where)
-            if chunk.data is not None and chunk.data.num_rows:
-                yield SequencedBatch(_first(chunk.data, metadata, where), chunk.data)
-            if metadata.next is not None:
-                yield metadata.next
-                return
-
-    def _act(self, kind: str, body: bytes, answer: type[T], wait: float = 0.0) -> T:
-        """Return the answer to an action."""
-        try:
-            results = list(self._client.do_action(flight.Action(kind, body), self._options(self._timeout + wait)))
-        except (pa.ArrowException, OSError) as error:
-            raise connection.error_of(self.location, error) from None
-        if len(results) != 1:
-            raise Malformed(f"{self.location} gave {len(results)} answers to the action {kind!r}")
-        return reading.decode(answer, results[0].body.to_pybytes(), LARGEST_ANSWER)
-
-    def _options(self, timeout: float | None) -> flight.FlightCallOptions:
-        if self._is_closed:
-            raise Closed(self._closed_words())
-        return connection.call_options(self._security, timeout)
+        return self._hub.items(ticket, timeout)
 
     @property
     def closed(self) -> bool:
@@ -347,51 +310,13 @@ class RemoteHub(Handle):
     def close(self) -> None:
         """Close the connection. Streams in progress raise Closed, at once if other threads wait for them."""
         self._is_closed = True
-        self._iterations.end(self._closed_words())
-        self._client.close()
-
-    def _closed_words(self) -> str:
-        return f"the connection to {self.location} was closed; connect again"
+        self._hub.close()
 
     def __enter__(self) -> RemoteHub:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
-
-
-class _Stream:
-    """A stream of records in progress. why: the reason why its connection was closed."""
-
-    def __init__(self, reader: flight.FlightStreamReader) -> None:
-        self._reader = reader
-        self.why = ""
-
-    def end(self, why: str) -> None:
-        """Cancel the stream; see `kvspool.engine.iteration.Endable`."""
-        self.why = why
-        self._reader.cancel()
-
-
-def _first(batch: pa.RecordBatch, metadata: BatchMetadata, where: str) -> int:
-    """Return the sequence of a batch's first row. Raises Malformed for an inconsistent batch."""
-    try:
-        batch.validate(full=True)
-        if any(batch.column(name).null_count for name in batch.schema.names if name != "key"):
-            raise ValueError("a column has nulls")
-        sequences = batch.column("sequence") if "sequence" in batch.schema.names else None
-        if sequences is None:
-            if metadata.first is None or not 0 <= metadata.first < LAST - batch.num_rows:
-                raise ValueError("its sequences are missing")
-            return metadata.first
-        if batch.num_rows > 1 and not pc.all(pc.equal(pc.subtract(sequences[1:], sequences[:-1]), 1)).as_py():
-            raise ValueError("its sequences are not consecutive")
-        first = int(sequences[0].as_py())
-        if first < 0:
-            raise ValueError(f"its first sequence is {first}")
-        return first
-    except (pa.ArrowException, ValueError, TypeError) as error:
-        raise Malformed(f"{where}: a batch is damaged: {error}") from None
 
 
 def _time(time: Time | datetime | None) -> Time | None:

@@ -182,7 +182,7 @@ class PipelineRun(Handle):
         records = int(noted["numInputRows"]) if is_new else 0
         shards = shards_of(noted["sources"][0]) if noted["sources"] else ()
         lags = [shard.lag for shard in shards if shard.lag >= 0]
-        changes: dict[str, Any] = {"shards": shards, "lag": sum(lags) if lags else -1}
+        changes: dict[str, Any] = {"shards": shards, "lag": sum(lags) if lags else -1, "away": away_of(noted["sources"])}
         if is_new:
             duration = noted.get("durationMs", {})
             changes |= {
@@ -249,6 +249,15 @@ def shards_of(source: dict[str, Any]) -> tuple[ShardProgress, ...]:
     except ValueError:
         return ()
     return tuple(ShardProgress(key.topic, key.partition, place, ends.get(key, -1)) for key, place in sorted(done.items()))
+
+
+def away_of(sources: list[dict[str, Any]]) -> dict[str, str]:
+    """Return the hubs that don't answer in the report of the first source, with the reasons."""
+    from hub.spark.offsets import AWAY
+
+    latest = sources[0].get("latestOffset") if sources else None
+    found = latest.get(AWAY) if isinstance(latest, dict) else None
+    return {str(location): str(why) for location, why in found.items()} if isinstance(found, dict) else {}
 
 
 def late_of(noted: dict[str, Any]) -> int:

@@ -18,7 +18,7 @@ from hub.protocol.ingest import LAST, LONGEST_ECHO, Level, Reason, error_of, ref
 from hub.protocol.ingest import Refused as _Refused
 from kvspool.options import Isolation
 from kvspool.record import Gap
-from shard.route import MOST_BITS
+from shard.route import MOST_BITS, directory_name
 
 LARGEST_TICKET = 4096  # bytes
 LARGEST_ANSWER = 64 << 20  # largest answer of a hub, in bytes
@@ -49,13 +49,21 @@ class Query(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     isolation: Isolation = "appended"
 
 
+class Generation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One log of a client. log: its id, in hex; base: the sequence of the journal that its record 0 has."""
+
+    log: str
+    base: int
+
+
 class Ticket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The records to read of one shard, up to its end when the hub gets the ticket.
 
     start: a sequence, "earliest" or "latest"; end: the first sequence not to read. start_time, end_time: begin with the first record at
     or after the one, stop before the first at or after the other. limit: largest number of records. coded: with the column codec.
     isolation: "synced" returns only records on disk; the hub first syncs the shard. columns: only these, in the order of the table; None
-    for all. log: id of the shard's first generation; another one is refused as "fenced"; "" for any.
+    for all. log: id of the shard's first generation; another one is refused as "fenced"; "" for any. generation: one that the shard must
+    have, log and base; else it is refused as "fenced".
     """
 
     client: str
@@ -69,6 +77,7 @@ class Ticket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     isolation: Isolation = "appended"
     columns: list[str] | None = None
     log: str = ""
+    generation: Generation | None = None
 
     @property
     def first_time(self) -> int | None:
@@ -107,13 +116,6 @@ class BatchMetadata(msgspec.Struct, frozen=True, omit_defaults=True):
     gap: GapNote | None = None
     next: int | None = None
     first: int | None = None
-
-
-class Generation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One log of a client. log: its id, in hex; base: the sequence of the journal that its record 0 has."""
-
-    log: str
-    base: int
 
 
 class ShardState(msgspec.Struct, frozen=True):
@@ -317,6 +319,20 @@ def nanoseconds(time: Time) -> int:
     if not 0 <= found < LAST:
         raise Malformed(f"a time must be between 1970 and 2262, not at {found} ns")
     return found
+
+
+def check_state(state: ShardState) -> ShardState:
+    """Return a hub's description of a shard. Raises Malformed for an impossible one."""
+    try:
+        directory_name(check_client(state.client), state.bits, state.shard)
+    except ValueError as error:
+        raise Malformed(f"the hub names an impossible shard: {error}") from None
+    logs = state.generations
+    if not 0 <= state.first <= state.next < LAST or any(one.base > other.base for one, other in zip(logs, logs[1:], strict=False)):
+        raise Malformed(f"the hub's description of client {state.client}, shard {state.shard}, is impossible")
+    if any(not re.fullmatch("[0-9a-f]{32}", log.log) or not 0 <= log.base < LAST for log in logs):
+        raise Malformed(f"the hub names an impossible log of client {state.client}, shard {state.shard}")
+    return state
 
 
 def gap_note(gap: Gap) -> GapNote:

@@ -44,7 +44,10 @@ class ShardProgress(msgspec.Struct, frozen=True):
 
 
 class PipelineProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """A pipeline's progress. Times are ns since 1970, durations ms; rate: records per second of the last batch with records."""
+    """A pipeline's progress. Times are ns since 1970, durations ms; rate: records per second of the last batch with records.
+
+    away: the hubs of its source that don't answer, each with since when.
+    """
 
     name: str
     job: str
@@ -63,6 +66,7 @@ class PipelineProgress(msgspec.Struct, frozen=True, kw_only=True):
     lag: int = -1
     durations: dict[str, int] = {}
     shards: tuple[ShardProgress, ...] = ()
+    away: dict[str, str] = {}
     error: str = ""
 
     @property

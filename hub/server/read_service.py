@@ -146,7 +146,7 @@ class ReadService(Handle):
         encoder = BatchEncoder(schema)
         yield _part(ipc.encode_schema(schema))
         with closing(open_shard(path, TIMEOUT)) as log:
-            if ticket.log:
+            if ticket.log or ticket.generation is not None:
                 _check_log(log, path, ticket)
             if ticket.isolation == "synced":
                 log.sync()  # no other process may ever do it
@@ -255,10 +255,13 @@ class _Reading(Handle):
 
 
 def _check_log(log: Log, path: Path, ticket: Ticket) -> None:
-    """Raise Fenced if the shard's records don't come from the log in a ticket."""
+    """Raise Fenced if the shard's records don't come from the logs in a ticket."""
     known = generations(log, path, log.end())
-    if not known or known[0].log != ticket.log:
+    if ticket.log and (not known or known[0].log != ticket.log):
         raise Fenced(f"client {ticket.client}, shard {ticket.shard}: another log has replaced {ticket.log}")
+    if ticket.generation is not None and ticket.generation not in known:
+        wanted = ticket.generation
+        raise Fenced(f"client {ticket.client}, shard {ticket.shard} has no records of log {wanted.log} from sequence {wanted.base} on")
 
 
 def _check_right(client: str, may_read: MayRead) -> None:

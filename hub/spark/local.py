@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from hub.root.file_version import UNSTABLE, FileVersion
 from hub.spark.errors import DataLossError
 from hub.spark.selection import ALL, Selection
-from hub.spark.shards import Extent, ShardKey, ShardRange
+from hub.spark.shards import Extent, ShardKey, ShardOffsets, ShardRange
 from kvspool import Gap, system
 from kvspool.errors import LogNotFound, LogVanished, NotALog
 from kvspool.journal.files import LEFTOVERS
@@ -123,6 +123,13 @@ class LocalShards:
         except PermissionError as error:
             words = f"the durable reader {name!r} of option groupId needs the right to write: {error.strerror}"
             raise PermissionError(error.errno, words, error.filename or str(self.path)) from None
+
+    def expect(self, noted: ShardOffsets) -> None:
+        """See `SparkShards.expect`: a log of this host needs no more than its own sequences."""
+
+    def away(self) -> dict[str, str]:
+        """See `SparkShards.away`."""
+        return {}
 
     def look(self) -> dict[ShardKey, Extent]:
         """See `SparkShards.look`. Raises LogNotFound for a removed log or root, ShardError for shards that form no set."""

@@ -10,6 +10,9 @@ A query adds the first digits of each log's id under a name that is no topic. So
 sequences look right; a log without an id has no entry. The numbers stay plain numbers, for programs that compute a lag from a progress
 report. A user's JSON may include the ids, for example copied from such a report.
 
+A client at hubs may have had several logs, one after the other. Then "/bases" has their ids and the sequences at which they begin, as far
+as the batch needs them. So a number means the same record at every hub. "/away", in a progress report, has hubs that don't answer.
+
 Keys are always in the same order: Spark compares offsets as text, and treats any other order as new records.
 
 All functions are pure. They check all offsets from checkpoints and users.
@@ -21,40 +24,53 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
+from hub.client import timeline
+from hub.client.timeline import Table
+from hub.protocol.ingest import LAST
+from hub.protocol.reading import Generation
 from hub.spark.shards import Extent, ShardKey
+from hub.spark.shards import ShardOffsets as ShardOffsets
 
 EARLIEST, LATEST = -2, -1
 LARGEST = (1 << 63) - 1
 LOGS = "/logs"  # a topic is a file name or a part of one, so it has no slash
 FROM = "/from"
+BASES = "/bases"
+AWAY = "/away"
 DIGITS = 8  # of a log's id; they are random, so one replaced log in four billion would not be detected
 
 Side = Literal["starting", "ending"]
 SequenceAt = Callable[[ShardKey, int], "int | None"]
 Report = Callable[[str], None]  # gets a loss; raises, or returns if the query may continue without the lost records
 
+NOWHERE: Mapping[ShardKey, int] = {}
 _PARTITION = re.compile(r"0|[1-9][0-9]{0,8}", re.ASCII)
+_LOG = re.compile("[0-9a-f]{32}")
 _ID = re.compile(rf"[0-9a-f]{{{DIGITS},128}}", re.ASCII)
 
 
-class ShardOffsets(NamedTuple):
-    """The next sequence of each shard, and the known ids of their logs."""
-
-    next: dict[ShardKey, int]
-    logs: dict[ShardKey, str]
-
-
-def note(ends: Mapping[ShardKey, int], extents: Mapping[ShardKey, Extent]) -> dict[str, Any]:
-    """Return the JSON of a query's offsets. Every shard of `ends` is in `extents`."""
+def note(ends: Mapping[ShardKey, int], extents: Mapping[ShardKey, Extent], starts: Mapping[ShardKey, int] = NOWHERE) -> dict[str, Any]:
+    """Return the JSON of a query's offsets. Every shard of `ends` is in `extents`. starts: where the batch begins that ends there."""
     logs: dict[str, dict[str, str]] = {}
+    bases: dict[str, dict[str, dict[str, int]]] = {}
     topics: dict[str, dict[str, int]] = {}
     for key in sorted(ends):
-        topics.setdefault(key.topic, {})[str(key.partition)] = ends[key]
-        if extents[key].log_id:
-            logs.setdefault(key.topic, {})[str(key.partition)] = extents[key].log_id[:DIGITS]
-    return {LOGS: logs, **topics} if logs else {**topics}
+        extent, end = extents[key], ends[key]
+        topics.setdefault(key.topic, {})[str(key.partition)] = end
+        if extent.log_id:
+            logs.setdefault(key.topic, {})[str(key.partition)] = extent.log_id[:DIGITS]
+        needed = timeline.noted(extent.logs, min(starts.get(key, end), end), end)
+        if needed:
+            bases.setdefault(key.topic, {})[str(key.partition)] = {one.log: one.base for one in needed}
+    return {**({LOGS: logs} if logs else {}), **({BASES: bases} if bases else {}), **topics}
+
+
+def is_same_place(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Return whether two JSON objects of a query have the same offsets in the same logs."""
+    ours, theirs = ({name: value for name, value in which.items() if name not in (FROM, BASES)} for which in (one, other))
+    return ours == theirs
 
 
 def parse(given: object, what: str, least: int = 0) -> ShardOffsets:
@@ -63,8 +79,9 @@ def parse(given: object, what: str, least: int = 0) -> ShardOffsets:
     Raises ValueError.
     """
     topics = dict(_object(given, what))
-    noted = topics.pop(LOGS, {})
-    topics.pop(FROM, None)
+    noted, bases = topics.pop(LOGS, {}), topics.pop(BASES, {})
+    for name_of_none in (FROM, AWAY):
+        topics.pop(name_of_none, None)
     ends = dict(_flat(topics, what))
     for key, end in ends.items():
         if not isinstance(end, int) or isinstance(end, bool) or not least <= end <= LARGEST:
@@ -73,7 +90,18 @@ def parse(given: object, what: str, least: int = 0) -> ShardOffsets:
     for key, log_id in logs.items():
         if key not in ends or not isinstance(log_id, str) or not _ID.fullmatch(log_id):
             raise ValueError(f"[KVSPOOL_INVALID_OFFSETS] {what}: {_short(log_id)} is no id of a log of these offsets")
-    return ShardOffsets(dict(sorted(ends.items())), logs)
+    tables = {key: _table(key, given, ends, what) for key, given in _flat(bases, f"{what}, {BASES}")}
+    return ShardOffsets(dict(sorted(ends.items())), logs, tables)
+
+
+def _table(key: ShardKey, given: object, ends: Mapping[ShardKey, int], what: str) -> Table:
+    """Return the logs of a shard. Raises ValueError."""
+    found = _object(given, f"{what}, {BASES}").items()
+    bases = [base for _, base in found]
+    is_sound = key in ends and bases and all(isinstance(base, int) and not isinstance(base, bool) and abs(base) < LAST for base in bases)
+    if not is_sound or bases != sorted(bases) or not all(_LOG.fullmatch(log) for log, _ in found):
+        raise ValueError(f"[KVSPOOL_INVALID_OFFSETS] {what}: {name(key)} has no table of logs: {_short(given)}")
+    return tuple(Generation(log, base) for log, base in found)
 
 
 def begin_of(start: Mapping[str, Any], end: Mapping[str, Any]) -> Any:
@@ -84,6 +112,15 @@ def begin_of(start: Mapping[str, Any], end: Mapping[str, Any]) -> Any:
 def is_same_log(noted: str, log_id: str) -> bool:
     """Return whether an id may be the noted one, of which perhaps only the first digits are known; a log without an id always matches."""
     return not noted or log_id.startswith(noted[: len(log_id)] if log_id else noted)
+
+
+def is_in_log(noted: ShardOffsets, key: ShardKey, extent: Extent) -> bool:
+    """Return whether a noted offset is in a log that the shard has: in one of several, or in the first one."""
+    table = noted.bases.get(key)
+    if not table:
+        return is_same_log(noted.logs.get(key, ""), extent.log_id)
+    ours = [one for one in table if one.base <= noted.next[key]] or list(table[:1])
+    return ours[-1] in extent.logs
 
 
 def name(key: ShardKey) -> str:
@@ -99,12 +136,14 @@ def go_on(noted: ShardOffsets, extents: Mapping[ShardKey, Extent], report: Repor
     places = {}
     for key, at in noted.next.items():
         extent = extents.get(key)
+        if extent is not None and extent.late:
+            report(f"[KVSPOOL_DATA_LOSS] {name(key)}: {extent.late}")
         if extent is None:
             report(
                 f"[KVSPOOL_PARTITIONS_DELETED] {name(key)} was removed; offset {at} was to be read next. Records after it, "
                 "if any, are lost"
             )
-        elif not is_same_log(noted.logs.get(key, ""), extent.log_id):
+        elif not is_in_log(noted, key, extent):
             report(
                 f"[KVSPOOL_LOG_REPLACED] {name(key)}: another log has replaced the one in which offset {at} was to be read next "
                 "(START_OFFSET_RESET); the offsets of the new log are unrelated to those of the old one"
@@ -131,11 +170,11 @@ def spans(start: ShardOffsets, end: ShardOffsets, extents: Mapping[ShardKey, Ext
 
     A shard in `end` alone was new: it is noted at its first sequence, and read from there by the next batch.
     """
-    places = go_on(ShardOffsets({key: at for key, at in start.next.items() if key in end.next}, start.logs), extents, report)
+    places = go_on(start._replace(next={key: at for key, at in start.next.items() if key in end.next}), extents, report)
     found = {}
     for key, at in places.items():
         stop, extent = end.next[key], extents[key]
-        if not is_same_log(end.logs.get(key, ""), extent.log_id):
+        if not is_in_log(end, key, extent):
             report(
                 f"[KVSPOOL_LOG_REPLACED] {name(key)}: another log has replaced the one in which offsets {at} to {stop - 1} were "
                 "to be read"
@@ -211,14 +250,14 @@ class Bound:
         at = asked.next[key]
         if at in (EARLIEST, LATEST):
             return _at_edge(at, extent)
-        if side == "ending" and at < extent.first and is_same_log(asked.logs.get(key, ""), extent.log_id):
+        if side == "ending" and at < extent.first and is_in_log(asked, key, extent):
             report(f"[KVSPOOL_DATA_LOSS] {name(key)}: all records before offset {at}, where option endingOffsets ends, are lost")
             return extent.first  # nothing is left to read
 
         def named(loss: str) -> None:
             report(f"{loss}; option {side}Offsets asks for offset {at}")
 
-        return go_on(ShardOffsets({key: at}, asked.logs), {key: extent}, named)[key]
+        return go_on(asked._replace(next={key: at}), {key: extent}, named)[key]
 
 
 def ranges(starts: Mapping[ShardKey, int], ends: Mapping[ShardKey, int]) -> dict[ShardKey, tuple[int, int]]:

@@ -121,7 +121,8 @@ class Credentials:
 class ReadOptions:
     """The options of a read, with their defaults.
 
-    path: a log or a root of shards on this host. hubs: locations of hub servers; either these or a path. hub_timeout: longest outage of a
+    path: a log or a root of shards on this host. hubs: locations of hub servers, or of groups such as `h1|h2`; either these or a path.
+    hub_timeout: longest outage of a
     hub, in seconds. local_root: a hub's root, for tasks on its own host. selection: of shards. starting, ending: see `Bound`.
     is_lenient_on_time: a shard without a record at or after `startingTimestamp` is read from its end, without an error. fail_on_data_loss:
     records lost before they were read fail the query. min_partitions: tasks at least; max_records: of one task. max_offsets, min_offsets,
@@ -235,16 +236,19 @@ def local_path(text: str) -> Path:
 
 
 def _locations(text: str) -> tuple[str, ...]:
-    locations = [location.strip() for location in text.split(",")]
-    locations = [f"grpc+tls://{one.removeprefix('hub://')}" if one.startswith("hub://") else one for one in locations]
-    for location in locations:
-        try:
+    """Return the hubs of the option; a group of hubs with the same clients is `h1|h2`."""
+    groups = []
+    for group in text.split(","):
+        names = [name.strip() for name in group.split("|")]
+        groups.append([f"grpc+tls://{one.removeprefix('hub://')}" if one.startswith("hub://") else one for one in names])
+    try:
+        for location in (one for group in groups for one in group):
             hubs.check(location)
-        except ValueError as error:
-            raise ValueError(f"option hub: {error}; several are separated by commas") from None
-    if len(set(locations)) < len(locations):
+    except ValueError as error:
+        raise ValueError(f"option hub: {error}; hubs with the same clients are separated by |, others by commas") from None
+    if len({one for group in groups for one in group}) < sum(map(len, groups)):
         raise ValueError("option hub names a location twice")
-    return tuple(locations)
+    return tuple("|".join(group) for group in groups)
 
 
 def _credentials(options: Mapping[str, str]) -> Credentials:

@@ -1,25 +1,30 @@
 """A task's input from hubs: a range of a shard's sequences, streamed.
 
-Every sequence arrives in a batch or in a Gap. Each stream continues after the received items, so nothing is repeated or silently missing. A
-range names the files of its secrets, which the task's host must have; only a token given as text is sent along.
+Every sequence arrives in a batch or in a Gap, from any hub that has it; see `hub.client.copies`. A range names the files of its secrets,
+which the task's host must have; only a token given as text is sent along.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
-from hub.errors import Fenced, Malformed, NotAllowed, NotFound, ShardDamaged, Unexpected
-from hub.protocol.reading import Ticket
+from hub.client.copies import Answer, Copy, CopyReader, HubLink
+from hub.client.outage import FIRST_BACKOFF, LONGEST_BACKOFF
+from hub.client.timeline import Table
+from hub.errors import Fenced, HubError, HubFull, NotAllowed, NotFound, QuotaExceeded, ShardDamaged, Unexpected, Unreachable
+from hub.protocol.reading import ShardState, Ticket
 from hub.root.store import PRIVATE, generations
-from hub.spark.endpoints import LATER, Backoff, HubEndpoint, connected, disconnect, is_repeated
+from hub.spark import endpoints
+from hub.spark.endpoints import HubEndpoint
 from hub.spark.errors import DataLossError
-from hub.spark.shards import ShardRange
-from kvspool import Gap
-from kvspool.errors import KvspoolError
+from hub.spark.shards import ShardKey, ShardRange
+from kvspool import Gap, system
+from kvspool.errors import KvspoolError, OutOfRange
 from kvspool.options import TIMEOUT as LOCK_TIMEOUT
 from kvspool.options import Isolation
 from kvspool.system import disk
@@ -29,144 +34,184 @@ from shard.shardset import open_shard
 if TYPE_CHECKING:
     import pyarrow
 
-    from hub.client.remote import RemoteHub
+    from hub.root.columns import SequencedBatch
+    from shard.merged import Log
 
 
 class Part(NamedTuple):
-    """A hub's part of a shard: the sequences first..end-1. root: id of the hub's root; bits: the client has 2^bits shards; answered: when
-    the hub last answered the driver, in seconds since 1970.
+    """A hub's part of a shard.
+
+    root: id of the hub's root; state: of the shard, as the driver has seen it, None if it has not; answered: when the hub last answered the
+    driver, in seconds since 1970; away: why it doesn't answer the driver, "" if it does.
     """
 
     endpoint: HubEndpoint
     root: str
-    bits: int
-    first: int
-    end: int
+    state: ShardState | None
     answered: float = 0.0
+    away: str = ""
 
 
 @dataclass(frozen=True)
 class HubRange(ShardRange):
     """Sequences of a shard at hubs.
 
-    parts: the hub with the newest ones first; columns: the columns of `kvspool.arrow.SCHEMA` to read, None for all; local_root: the hub's
-    root, which a task on the hub's host reads directly.
+    parts: the preferred hub first; columns: the columns of `kvspool.arrow.SCHEMA` to read, None for all; local_root: the hub's root, which
+    a task on the hub's host reads directly; table: the logs of the sequences, see `hub.client.timeline`.
     """
 
     parts: tuple[Part, ...]
     isolation: Isolation = "appended"
     columns: frozenset[str] | None = None
     local_root: Path | None = None
+    table: Table = ()
 
     def batches(self) -> Iterator[pyarrow.RecordBatch | Gap]:
         """See `ShardRange.batches`; the batches have the selected columns. Raises Unreachable, NotAllowed, ShardDamaged."""
-        yield from self._read(self.parts, self.first, self.end)
+        copies = [self._copy(part) for part in self.parts]
+        columns = None if self.columns is None else _in_order(self.columns)
+        ticket = Ticket(*self.key, isolation=self.isolation, columns=columns, log=self.log_id)
+        reader = CopyReader(ticket, self.table, copies, _Patience(self).wait)
+        try:
+            with closing(reader.read(self.first, self.end)) as items:
+                for item in items:
+                    yield item if isinstance(item, Gap) else item.batch
+        finally:
+            for copy, part in zip(copies, self.parts, strict=True):
+                endpoints.note_failure(part.endpoint, copy.outage.why)
 
-    def _read(self, parts: tuple[Part, ...], first: int, end: int, reason: str = "trimmed") -> Iterator[pyarrow.RecordBatch | Gap]:
-        """Yield the records of the first hub; the next one may have those that it lacks. reason: of a Gap of records that no hub has."""
-        part, others = parts[0], parts[1:]
-        if end > part.end:  # an older hub doesn't have it
-            yield from self._read(parts, first, part.end, reason) if first < part.end else ()
-            yield Gap(max(first, part.end), end - 1, reason, self._where(part))
-            return
-        for item in self._from(part, first, end):
-            if isinstance(item, Gap) and others:
-                yield from self._read(others, item.first, item.last + 1, item.reason)
-            else:
-                yield item
-
-    def _from(self, part: Part, first: int, end: int) -> Iterator[pyarrow.RecordBatch | Gap]:
+    def _copy(self, part: Part) -> Copy:
+        outage = endpoints.outage_of(part.endpoint, part.answered if endpoints.is_repeated() else None, part.away)
         path = self._local_path(part)
         if path is not None:
-            yield from self._directly(path, first, end)
-        else:
-            yield from self._streamed(part, first, end)
-
-    # Over the network.
-
-    def _streamed(self, part: Part, next: int, end: int) -> Iterator[pyarrow.RecordBatch | Gap]:
-        """Stream from a hub. A new stream continues after the items of a broken one, and nothing is repeated."""
-        backoff = Backoff(part.endpoint, part.answered if is_repeated() else None)
-        while next < end:
-            try:
-                backoff.begin()
-                hub, is_new = connected(part.endpoint)
-                try:
-                    for item, after in self._checked(hub, part, next, end):
-                        backoff.succeeded()
-                        next = after
-                        yield item
-                        backoff.begin()  # the reader may have taken its time
-                except NotAllowed as error:
-                    if is_new:
-                        raise NotAllowed(f"[KVSPOOL_NOT_ALLOWED] {self._where(part)}: {error}") from None
-                    disconnect(part.endpoint)  # the token may have changed
-                    continue
-            except ShardDamaged as error:
-                raise ShardDamaged(f"[KVSPOOL_SHARD_DAMAGED] {self._where(part)}, from sequence {next}: {error}") from None
-            except LATER as error:
-                disconnect(part.endpoint)
-                backoff.failed(error)
-                backoff.pause()
-
-    def _checked(self, hub: RemoteHub, part: Part, next: int, end: int) -> Iterator[tuple[pyarrow.RecordBatch | Gap, int]]:
-        """Yield the items of a stream up to the end, each with the sequence after it. Raises Malformed if any is silently missing."""
-        from hub.root.columns import SequencedBatch
-
-        columns = None if self.columns is None else _in_order(self.columns)
-        ticket = Ticket(*self.key, next, end, isolation=self.isolation, columns=columns, log=self.log_id)
-        try:
-            for item in hub.items(ticket, part.endpoint.stream):
-                if isinstance(item, int):
-                    is_next = item <= next or next == end  # the hub may have stopped after the end, in a Gap
-                else:
-                    is_next = item.first == next and (item.end if isinstance(item, SequencedBatch) else item.last + 1) <= end
-                if not is_next:
-                    raise Malformed(f"[KVSPOOL_DATA_LOSS] {self._where(part)}: sequence {next} is missing in the hub's answer")
-                if isinstance(item, SequencedBatch):
-                    next = item.end
-                    yield item.batch, next
-                elif isinstance(item, Gap):
-                    next = item.last + 1
-                    yield item, next
-        except (Fenced, NotFound, Unexpected) as error:
-            raise self._replaced(str(error)) from None
-        if next < end:
-            raise self._replaced(f"it ends at sequence {next}")
-
-    # On the hub's own host.
+            return Copy(str(path), outage, lambda: (_Directory(path, self.key), True))
+        connect, disconnect = partial(endpoints.connected, part.endpoint), partial(endpoints.disconnect, part.endpoint)
+        return Copy(part.endpoint.location, outage, connect, disconnect, part.state, part.endpoint.stream)
 
     def _local_path(self, part: Part) -> Path | None:
         """Return the directory of the shard if this host has the root of this hub."""
-        if self.local_root is None:
+        if self.local_root is None or part.state is None:
             return None
         root = self.local_root
         with suppress(OSError, KvspoolError):
             if disk.read(root / PRIVATE / "id", 64).decode("ascii", "replace").strip() == part.root:
-                return root / route.directory_name(self.key.topic, part.bits, self.key.partition)
+                return root / route.directory_name(self.key.topic, part.state.bits, self.key.partition)
         return None
 
-    def _directly(self, path: Path, first: int, end: int) -> Iterator[pyarrow.RecordBatch | Gap]:
-        from kvspool import arrow
 
-        with closing(open_shard(path, LOCK_TIMEOUT)) as log:
-            known = generations(log, path, log.end())
-            if log.end() < end or [one.log for one in known[:1]] != [self.log_id]:
-                raise self._replaced(f"{path} has another log, or ends at sequence {log.end()}")
-            if self.isolation == "synced":
-                log.sync()
-            with closing(log.cursor(first, bounded=True, end=end)) as cursor:
-                for item in arrow.batches(cursor):
-                    yield item if isinstance(item, Gap) or self.columns is None else item.select(_in_order(self.columns))
+class _Patience:
+    """Waits for hubs that may yet have the next records, and raises the errors of a query."""
+
+    def __init__(self, one: HubRange) -> None:
+        self._key = one.key
+        self._timeout = max(part.endpoint.timeout for part in one.parts)
+        self._waits_for: tuple[int, float] | None = None  # a sequence that no hub has yet, and since when
+        self._backoff = FIRST_BACKOFF
+
+    def wait(self, at: int, answers: Mapping[Copy, Answer]) -> None:
+        """Return when the hubs are to be asked again; see `CopyReader`."""
+        away = [copy for copy, answer in answers.items() if answer.what == "away"]
+        if not away and (len(answers) == 1 or all(answer.error for answer in answers.values())):
+            self._fail(at, answers)
+        if away and all(copy.outage.expired() is not None for copy in away):
+            self._fail(at, answers)
+        now = system.port.monotonic()
+        if self._waits_for is None or self._waits_for[0] != at:
+            self._waits_for, self._backoff = (at, now), FIRST_BACKOFF
+        if not away and now - self._waits_for[1] >= self._timeout:
+            self._fail(at, answers)
+        due = min((copy.outage.retry_at for copy in away), default=now + self._backoff)
+        self._backoff = min(2 * self._backoff, LONGEST_BACKOFF)
+        system.port.sleep(max(0.0, due - now))
+
+    def _fail(self, at: int, answers: Mapping[Copy, Answer]) -> NoReturn:
+        """Raise the error of a range that no hub has, with the reason of each."""
+        if len(answers) > 1:
+            self._fail_at_all(at, answers)
+        ((copy, answer),) = answers.items()
+        where = f"{copy.location}/{self._key.topic}/{self._key.partition}"
+        if answer.what == "away":
+            raise copy.outage.expired() or Unreachable(answer.why)
+        if answer.error is None:
+            raise self._replaced(answer.why)
+        if isinstance(answer.error, NotAllowed):
+            raise NotAllowed(f"[KVSPOOL_NOT_ALLOWED] {where}: {answer.error}")
+        if isinstance(answer.error, ShardDamaged):
+            raise ShardDamaged(f"[KVSPOOL_SHARD_DAMAGED] {where}, from sequence {at}: {answer.error}")
+        raise answer.error
+
+    def _fail_at_all(self, at: int, answers: Mapping[Copy, Answer]) -> NoReturn:
+        reasons = "; ".join(f"{copy.location}: {answer.why}" for copy, answer in answers.items())
+        words = f"topic {self._key.topic}, partition {self._key.partition}: no hub has sequence {at}: {reasons}"
+        if all(answer.what == "lacks" for answer in answers.values()):
+            raise self._replaced(reasons)
+        for answer in answers.values():
+            if answer.what == "away":
+                kind = HubFull if isinstance(answer.error, HubFull | QuotaExceeded) else Unreachable
+                raise kind(f"[{'KVSPOOL_HUB_REFUSES' if kind is HubFull else 'KVSPOOL_HUB_UNREACHABLE'}] {words}")
+        for answer in answers.values():
+            if isinstance(answer.error, NotAllowed):
+                raise NotAllowed(f"[KVSPOOL_NOT_ALLOWED] {words}")
+            if answer.error is not None:
+                raise ShardDamaged(f"[KVSPOOL_SHARD_DAMAGED] {words}")
+        raise Unexpected(f"[KVSPOOL_HUBS_LAG] {words}. Repeat the query when a hub has caught up with the client", at)
 
     def _replaced(self, why: str) -> DataLossError:
         return DataLossError(
-            f"[KVSPOOL_LOG_REPLACED] topic {self.key.topic}, partition {self.key.partition}: the log at the hub was replaced since the "
+            f"[KVSPOOL_LOG_REPLACED] topic {self._key.topic}, partition {self._key.partition}: the log at the hub was replaced since the "
             f"query was planned: {why}; run the query again, a stream from a new checkpoint"
         )
 
-    def _where(self, part: Part) -> str:
-        return f"{part.endpoint.location}/{self.key.topic}/{self.key.partition}"
+
+class _Directory(HubLink):
+    """A shard under a hub's root on this host, read as that hub would send it."""
+
+    def __init__(self, path: Path, key: ShardKey) -> None:
+        self._path = path
+        self._key = key
+
+    def shards(self, client: str) -> list[ShardState]:
+        """See `HubLink.shards`; only the one shard."""
+        bits = (route.parse_name(self._path.name) or ("", 0, 0))[1]
+        try:
+            with closing(open_shard(self._path, LOCK_TIMEOUT)) as log:
+                first, end = log.extent()
+                return [ShardState(client, bits, self._key.partition, first, end, generations(log, self._path, end))]
+        except KvspoolError as error:
+            raise NotFound(f"{self._path}: {error}") from None
+
+    def items(self, ticket: Ticket, timeout: float | None = None) -> Generator[SequencedBatch | Gap | int]:
+        """See `HubLink.items`."""
+        try:
+            with closing(open_shard(self._path, LOCK_TIMEOUT)) as log:
+                known = generations(log, self._path, log.end())
+                is_ours = not ticket.log or [one.log for one in known[:1]] == [ticket.log]
+                if not is_ours or (ticket.generation is not None and ticket.generation not in known):
+                    raise Fenced(f"{self._path} has another log")
+                if ticket.isolation == "synced":
+                    log.sync()
+                yield from _read(log, ticket)
+        except HubError:
+            raise
+        except OutOfRange as error:
+            raise Unexpected(f"{self._path}: {error}", 0) from None
+        except KvspoolError as error:
+            raise ShardDamaged(f"{self._path}: {error}") from None
+
+
+def _read(log: Log, ticket: Ticket) -> Generator[SequencedBatch | Gap | int]:
+    from hub.root.columns import SequencedBatch
+    from kvspool import arrow
+
+    end = log.end() if ticket.end is None else min(ticket.end, log.end())
+    with closing(log.cursor(ticket.start, bounded=True, end=end)) as cursor:
+        for item in arrow.batches(cursor):
+            if isinstance(item, Gap):
+                yield item
+            else:
+                wanted = item if ticket.columns is None else item.select(ticket.columns)
+                yield SequencedBatch(item.column("sequence")[0].as_py(), wanted)
+    yield end
 
 
 def _in_order(columns: frozenset[str]) -> list[str]:

@@ -18,6 +18,8 @@ from kvspool import Gap
 if TYPE_CHECKING:
     import pyarrow
 
+    from hub.client.timeline import Table
+
 
 class ShardKey(NamedTuple):
     """Names a shard of a source; sorts by topic, then by number."""
@@ -29,11 +31,24 @@ class ShardKey(NamedTuple):
 class Extent(NamedTuple):
     """The extent of a shard: the sequences first..end-1, possibly none. log_id: hex digits that change when another log replaces it; ""
     for a log without an id.
+
+    logs: at hubs, the logs of the sequences; see `hub.client.timeline`. late: describes records that came after the query had passed
+    their place.
     """
 
     first: int
     end: int
     log_id: str
+    logs: Table = ()
+    late: str = ""
+
+
+class ShardOffsets(NamedTuple):
+    """The next sequence of each shard, the known ids of their logs, and for several logs of a shard the sequence at which each begins."""
+
+    next: dict[ShardKey, int]
+    logs: dict[ShardKey, str]
+    bases: dict[ShardKey, Table] = {}
 
 
 @dataclass(frozen=True)
@@ -61,6 +76,12 @@ class SparkShards(Protocol):
 
         Raises KvspoolError.
         """
+
+    def expect(self, noted: ShardOffsets) -> None:
+        """Note the offsets of a checkpoint: later looks show their shards with the same sequences, and wait for hubs that may have them."""
+
+    def away(self) -> dict[str, str]:
+        """Return the hubs that don't answer at present, each with since when and why."""
 
     def sequence_at(self, key: ShardKey, timestamp: int) -> int | None:
         """Return the first sequence whose record is not older than a time (ns since 1970), None if there is none."""

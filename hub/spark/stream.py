@@ -24,6 +24,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, ReadMinRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
+from hub.client import timeline
 from hub.spark import offsets, reading
 from hub.spark.admission import Delay, share
 from hub.spark.errors import DataLossError
@@ -56,9 +57,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._schema = schema
         self._shards: SparkShards | None = None  # the driver's, since its first look
         self._extents: dict[ShardKey, Extent] = {}  # of the last look
+        self._expected: list[Json] = []  # the offsets last given to the shards
         self._initial: Json | None = None
         self._unfit: ValueError | KvspoolError | None = None  # why no new query can start with these options
-        self._target: Ends | None = None  # where Trigger.AvailableNow ends
+        self._target: dict[ShardKey, Extent] | None = None  # where Trigger.AvailableNow ends
         self._idle: tuple[Json, dict[ShardKey, Extent]] | None = None  # offsets without records after them, and the shards at that time
         self._latest: tuple[dict[ShardKey, Extent], Json] = ({}, {})
         self._committed: Json | None = None  # the last position given to the durable reader
@@ -96,7 +98,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Note the present ends: the query ends when it has read up to them."""
-        self._target = {key: extent.end for key, extent in self._look().items()}
+        self._target = dict(self._look())
 
     def latestOffset(self, start: Json, limit: ReadLimit) -> Json:
         """Return where the next micro-batch ends, or `start` itself if there are no records for one.
@@ -105,7 +107,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         if self._unfit is not None and start == self._initial:
             raise self._unfit
-        extents = self._look()
+        extents = self._look(start)
         if self._idle == (start, extents):
             self._keep_committed(start)
             return start
@@ -116,8 +118,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         places = offsets.go_on(noted, extents, self._report)
         available = self._available(places, extents)
         admitted = self._admitted(places, available, limit)
-        following = offsets.note(admitted, extents)
-        if following != {name: value for name, value in start.items() if name != offsets.FROM}:
+        following = offsets.note(admitted, extents, places)
+        if not offsets.is_same_place(following, start):
             return {offsets.FROM: start, **following} if start == self._initial else following
         if admitted == available:
             self._idle = (start, extents)
@@ -129,7 +131,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return up to which sequence each shard can be read."""
         ends = {}
         for key, extent in extents.items():
-            end = extent.end if self._target is None else min(self._target.get(key, 0), extent.end)
+            end = extent.end
+            if self._target is not None:
+                before = self._target.get(key)
+                end = 0 if before is None else min(timeline.moved(before.logs, extent.logs, before.end), end)
             if key in places:
                 ends[key] = max(places[key], end)
             elif self._target is None or key in self._target:
@@ -152,14 +157,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return share(places, available, limit.max_rows) if isinstance(limit, ReadMaxRows) else available
 
     def reportLatestOffset(self) -> Json:
-        """Return the ends of the shards at the last look, for the progress report."""
+        """Return the ends of the shards at the last look, for the progress report, and hubs that don't answer."""
         if self._latest[0] is not self._extents:
             self._latest = (self._extents, offsets.note({key: extent.end for key, extent in self._extents.items()}, self._extents))
-        return self._latest[1]
+        away = {} if self._shards is None else self._shards.away()
+        return {offsets.AWAY: away, **self._latest[1]} if away else self._latest[1]
 
     def partitions(self, start: Json, end: Json) -> list[InputPartition]:
         """Return the tasks of a micro-batch. Raises as `latestOffset`."""
-        extents = self._look()
+        extents = self._look(offsets.begin_of(start, end), end)
         assert self._shards is not None
         begin, stop = offsets.parse(offsets.begin_of(start, end), CHECKPOINT), offsets.parse(end, CHECKPOINT)
         spans = offsets.spans(begin, stop, extents, self._report)
@@ -175,12 +181,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: Json) -> None:
         """Move the durable reader, if there is one, to the end of the batches that are done."""
         if self._options.reader is not None and end != self._committed:
-            extents = self._look()
+            extents = self._look(end)
             assert self._shards is not None
             noted = offsets.parse(end, CHECKPOINT)
-            is_same = {key: offsets.is_same_log(noted.logs.get(key, ""), extent.log_id) for key, extent in extents.items()}
+            ours = [key for key in noted.next if key in extents and offsets.is_in_log(noted, key, extents[key])]
             try:
-                self._shards.commit({key: at for key, at in noted.next.items() if is_same.get(key)})
+                self._shards.commit({key: noted.next[key] for key in ours})
             except ReaderBusy as error:
                 _logger.warning("the durable reader is not moved for now: %s", error)
                 return
@@ -199,10 +205,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._shards.close()
             self._shards = None
 
-    def _look(self) -> dict[ShardKey, Extent]:
+    def _look(self, *noted: Json) -> dict[ShardKey, Extent]:
+        """Return the shards. noted: offsets of the checkpoint that they must agree with."""
         try:
             if self._shards is None:
-                self._shards = open_shards(self._options, reading.columns_of(self._schema))
+                self._shards, self._expected = open_shards(self._options, reading.columns_of(self._schema)), []
+            for one in noted:
+                if not any(one is known or one == known for known in self._expected):
+                    self._shards.expect(offsets.parse(one, CHECKPOINT))
+                    self._expected = [*self._expected[-1:], one]
             extents = self._shards.look()
         except LogNotFound as error:
             raise DataLossError(f"[KVSPOOL_SOURCE_NOT_FOUND] {error}") from error

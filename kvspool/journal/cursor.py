@@ -95,14 +95,13 @@ class SegmentCursor(cursor.Cursor):
         is_greedy: let it also have further records of the same segment while it wants more, not only those read at once. Never returns a
         Gap after records: the next call does.
         """
-        if self.end is not None:
-            most = min(most, self.end - self.sequence)
+        bound = LAST_SEQUENCE if self.end is None else self.end
         if self.limit is not None:
             limit = self.limit()
-            most = min(most, limit - self.sequence)
-        last = self.sequence + most
-        while most > 0:
-            gap = self._step(most, take)
+            bound = min(bound, limit)
+        last = min(self.sequence + most, bound)
+        while (left := min(most, bound - self.sequence)) > 0:  # a step may pass over sequences to the first one
+            gap = self._step(left, take)
             if gap is not None:
                 self.missed += gap.count
                 return gap

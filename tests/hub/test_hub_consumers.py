@@ -162,7 +162,7 @@ NO_COMMITS = [
 def test_what_is_no_commit_is_refused_and_nothing_is_stored(connect: dict[str, RemoteHub], root: Path) -> None:
     for body in NO_COMMITS:
         with pytest.raises(Malformed):
-            connect["a"]._act("commit-positions", body, reading.Committed)
+            connect["a"]._hub._act("commit-positions", body, reading.Committed)
     assert positions.names(root) == []
 
 
@@ -190,7 +190,7 @@ def test_there_are_so_many_readers_and_no_more(
     assert sorted(path.name for path in root.glob(".hub/readers/*.lock")) == ["q.lock", "r.lock", "s.lock"]
     too_many = CommitPositions("q", [ReaderPlace("JFK", index, 0) for index in range(consumers.MOST_PLACES + 1)])
     with pytest.raises(Malformed, match="up to 8,192 shards"):
-        connect["a"]._act("commit-positions", msgspec.json.encode(too_many), reading.Committed)
+        connect["a"]._hub._act("commit-positions", msgspec.json.encode(too_many), reading.Committed)
 
 
 def test_more_places_than_fit_go_in_several_calls(connect: dict[str, RemoteHub], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,6 +136,8 @@ def test_an_option_that_is_wrong_is_named(given: dict[str, str], words: str) -> 
         ({"path": ""}, "a path is missing"),
         ({"hub": "h:7070"}, "option hub: a hub is grpc+tls://HOST:PORT"),
         ({"hub": "grpc://h:1,grpc://h:1"}, "option hub names a location twice"),
+        ({"hub": "grpc://h:1|grpc://g:1,grpc://h:1"}, "option hub names a location twice"),
+        ({"hub": "grpc://h:1|"}, "option hub: a hub is grpc+tls://HOST:PORT"),
         ({"hub": "grpc://h:1", "token": "kvs_hush", "tokenFile": "t"}, "options token and tokenFile exclude each other"),
         ({"hub": "grpc://h:1", "keyFile": "k"}, "options certificateFile and keyFile go together"),
     ],
@@ -184,6 +186,7 @@ def test_hubs_are_named_in_several_ways_and_a_token_is_never_shown(tmp_path: Pat
     pytest.importorskip("pyarrow")
     options = ReadOptions.parse({"hub": "hub://h1:7070, grpc://h2:7071", "token": "kvs_hush", "caFile": str(tmp_path / "ca")})
     assert options.hubs == ("grpc+tls://h1:7070", "grpc://h2:7071")
+    assert ReadOptions.parse({"hub": "hub://h1:1 | hub://h2:2, grpc://h3:3"}).hubs == ("grpc+tls://h1:1|grpc+tls://h2:2", "grpc://h3:3")
     assert "hush" not in repr(options)
     (tmp_path / "ca").write_bytes(b"PEM")
     security = options.credentials.load()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 
 import pytest
@@ -196,6 +196,20 @@ def test_skipped_sequences_are_distinguished_from_segments_that_are_gone(tmp_pat
             assert gaps(log) == {number: "damaged" if number in lost else "missing" for number in left_out | lost}
             assert log.verify().damaged_records == len(lost)
             (tmp_path / "gone").rename(path)
+
+
+def test_a_bounded_read_ends_before_its_end_also_after_sequences_that_were_left_out(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("kvspool.arrow")
+    there = [2, 3, 4, 8, 9]
+    with kvspool.create(tmp_path / "log", format="kvj") as log:
+        log.append_batch(JournalBatch([b"2", b"3", b"4"]), at=2)
+        log.append_batch(JournalBatch([b"8", b"9"]), at=8)
+        for first in range(10):
+            for end in range(first, 11):
+                with closing(log.cursor(first, bounded=True, end=end)) as cursor:
+                    items = list(arrow.batches(cursor))
+                found = [at for item in items if not isinstance(item, Gap) for at in item.column("sequence").to_pylist()]
+                assert found == [at for at in there if first <= at < end], (first, end)
 
 
 def gaps(log: Journal) -> dict[int, str]:
