@@ -37,8 +37,8 @@ from hub.spark.options import Credentials, ReadOptions
 from hub.spark.ranges import HubRange
 from hub.spark.remote import HubShards
 from hub.spark.selection import Selection
-from hub.spark.shards import Extent, ShardKey
-from kvspool import Gap, arrow, system
+from hub.spark.shards import ShardKey
+from kvspool import Gap, arrow
 from kvspool.cli import main
 from kvspool.journal import Retention
 from kvspool.journal.format import JournalBatch
@@ -624,13 +624,6 @@ def test_a_hub_that_refuses_for_too_long_is_not_said_to_be_down(kind: type[HubFu
     backoff = Outage("grpc://hub:7070", 0.0)
     with pytest.raises(kind, match=r"^\[KVSPOOL_HUB_REFUSES\] grpc://hub:7070 has answered for 0 s: delete one$"):
         backoff.failed(kind("delete one"))
-
-
-@pytest.fixture
-def clock() -> Iterator[StoppedClock]:
-    with system.replaced(StoppedClock()) as clock:
-        assert isinstance(clock, StoppedClock)
-        yield clock
 
 
 def outage(backoff: Outage, clock: StoppedClock, call: float) -> float:
