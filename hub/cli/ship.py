@@ -132,7 +132,7 @@ def _shippers(arguments: argparse.Namespace) -> Iterator[Shipper]:
     for client, path in named(arguments.sources, arguments.client):
         yield Shipper(
             path,
-            [_location(location.strip()) for location in arguments.hub.split(",")],
+            [location(one.strip()) for one in arguments.hub.split(",")],
             client=client,
             copies=arguments.copies,
             acks=arguments.acks,
@@ -154,7 +154,7 @@ def _mirror(arguments: argparse.Namespace) -> Mirror:
     if len(arguments.sources) > 1 or arguments.hub.startswith(SCHEMES):
         raise BadInput("a hub is pulled into one root: kvspool ship hub://HOST:PORT DIR")
     return Mirror(
-        _location(arguments.sources[0]),
+        location(arguments.sources[0]),
         arguments.hub,
         clients=arguments.only or "*",
         security=partial(security.load, arguments),
@@ -163,7 +163,7 @@ def _mirror(arguments: argparse.Namespace) -> Mirror:
     )
 
 
-def _location(text: str) -> str:
+def location(text: str) -> str:
     """Return the location of a hub; hub:// means the secure one."""
     return f"grpc+tls://{text.removeprefix('hub://')}" if text.startswith("hub://") else text
 

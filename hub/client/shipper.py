@@ -52,8 +52,8 @@ class Shipper(Handle):
         that have to store a record before the log may forget it; None: all of them. degraded: if fewer hubs are connected, "wait" holds the
         records, "continue" is content with the connected ones. may_lose: declare records lost that only an unreachable hub may have.
         security: may be a function that is called for each connection, so that tokens and certificates can change. With several hubs it
-        must let the client read itself. isolation: "synced" ships only records on this host's disk; None: "synced" if the hub's own level is
-        "disk". silence: seconds after which a hub that owes an answer counts as unreachable. If nothing was acknowledged by then, the
+        must let the client read itself. isolation: "synced" ships only records on this host's disk; None: "synced" if the hub's own level
+        is "disk". silence: seconds after which a hub that owes an answer counts as unreachable. If nothing was acknowledged by then, the
         network may be slow, and the next connection waits twice as long.
         """
         locations = [hub] if isinstance(hub, str) else list(hub)

@@ -129,7 +129,7 @@ def test_a_lost_hub_holds_the_log_or_not_and_the_other_one_continues(
 def test_a_hub_that_lost_its_disk_gets_everything_again(two: list[HubProcess], roots: list[Path], path: Path) -> None:
     lost, other = two
     with kvspool.create(path, capacity="64KiB") as log:
-        for number in range(10):
+        for _ in range(10):
             append(log, 300)
             with Shipper(path, locations(two), client=CLIENT, copies=2) as shipper:
                 shipper.run(until_empty=True)
