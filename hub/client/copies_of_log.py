@@ -127,7 +127,7 @@ class Copies:
 
     def _refuse(self, at: int, answers: Mapping[Copy, Answer]) -> None:
         """Raise CopyUnreachable if a hub that gave no answer may have a record, _NoHubHasMore otherwise."""
-        unsure = [f"{copy.location}: {answer.why}" for copy, answer in answers.items() if answer.kind not in SURE]
+        unsure = [f"{copy.location}: {answer.why}" for copy, answer in answers.items() if answer.what not in SURE]
         if unsure and not self._may_lose:
             raise CopyUnreachable(
                 f"the log no longer has sequence {at}, and a hub that can't be asked may have it ({'; '.join(unsure)}). The log waits for "
