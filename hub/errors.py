@@ -129,6 +129,10 @@ class Silent(Unreachable):
     """The hub or the network stopped responding during a call, or a message takes longer than the timeout."""
 
 
+class CopyUnreachable(HubError):
+    """A log no longer has a record that another hub may have, and that hub can't be asked. The record was not declared lost."""
+
+
 class AccessError(HubError):
     """The access file, or another secret file, can't be used: others may read it, or its content is invalid. It was not changed."""
 

@@ -199,8 +199,8 @@ def _put(source: Path, location: str, authorities: bytes | None, gate: Any, spen
 def _batches(source: Path) -> Iterator[Any]:
     """Yield the batches that a shipper sends of a log."""
     import kvspool
+    from hub.client.hub_shipper import MOST_ROWS
     from hub.client.log_sender import LogSender
-    from hub.client.shipper import MOST_ROWS
     from hub.protocol.ingest import BATCH_BYTES, ResumePoint
 
     with kvspool.open(source) as log:

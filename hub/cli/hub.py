@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hub import ClientStats, HubReaderStats, HubRoot
-from hub.cli import access, counts, retention, serve, ship, trim, verify
+from hub.cli import access, copies, counts, retention, serve, ship, trim, verify
 from hub.cli import stats as hub_stats
 from kvspool import system
 from kvspool.cli import options, output, stats
@@ -77,7 +77,7 @@ def add_commands(subparsers: Any) -> None:
     which.add_argument("--delete", metavar="NAME", help="delete this reader and its positions")
     readers.set_defaults(run=_readers)
 
-    for command in (hub_stats, retention, trim, verify, access, serve):
+    for command in (hub_stats, copies, retention, trim, verify, access, serve):
         command.add(commands)
     ship.add(subparsers)
 

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from hub.client.mirror import Mirror, MirrorStatus
-    from hub.client.shipper import Shipper, ShipStatus
+    from hub.client.ship_status import ShipStatus
+    from hub.client.shipper import Shipper
 
 DESCRIPTION = """\
 Send the records of logs and shard sets to a hub as they are appended, each exactly once: through outages of any length, restarts of the
@@ -37,6 +38,11 @@ acknowledged.
 A SOURCE is a log, or the directory of a shard set; ID=PATH sets its client id, unless that whole text is an existing path. With one
 source, --client is its id; with several, it is a prefix: CLIENT-NAME, with the names of their directories. Of several hubs, separated by
 commas, each client uses one, chosen by its id.
+
+With --copies N, each client uses N of the hubs, and each gets every record. A record is acknowledged, and the log may forget it, when all N
+hubs have stored it, or --acks M of them. While a hub is away, the log holds its records (--degraded wait), or the hubs that are connected
+are enough (--degraded continue). A hub that returns gets the missing records from the log, or, if that no longer has them, from the other
+hubs; for this, the client needs the right to read itself.
 
 With a hub as the SOURCE, hub://HOST:PORT, its shards are pulled into the hub root DIR, given instead of HUB, with the same guarantees: a
 mirror, which may be served as well. --only selects clients.
@@ -50,7 +56,8 @@ EXAMPLES = """\
   kvspool ship events grpc://127.0.0.1:7070 --client web1 --once        until the hub has all records
   kvspool ship hub://region1.example.org:7070 mirror --only 'web*' --token-file token          pull
   kvspool ship events grpc+tls://hub1:7070 --client web1 --token-file token --status /run/kvspool/ship.sock
-  kvspool ship status /run/kvspool/ship.sock"""
+  kvspool ship status /run/kvspool/ship.sock
+  kvspool ship events grpc+tls://hub1:7070,grpc+tls://hub2:7070 --client web1 --copies 2 --acks 1 --token-file token"""
 STATUS = "status"  # a source of this name, or the command
 MINUTE = 60.0  # seconds between two lines without a terminal while the state doesn't change
 SCHEMES = ("hub://", "grpc://", "grpc+tls://")
@@ -63,6 +70,17 @@ def add(subparsers: Any) -> None:
     parser.add_argument("hub", metavar="HUB", help="grpc+tls://HOST:PORT (or hub://), or several with commas; or a root to pull into")
     parser.add_argument("--client", metavar="ID", help="the client's id at the hub")
     parser.add_argument("--choose", choices=("hash", "first"), default="hash", help="choice of one of several (default: %(default)s)")
+    parser.add_argument("--copies", type=int, default=1, metavar="N", help="ship to N of the hubs (default: %(default)s)")
+    parser.add_argument("--acks", type=int, metavar="M", help="hubs that have to store a record before the log may forget it (default: N)")
+    parser.add_argument(
+        "--degraded",
+        choices=("wait", "continue"),
+        default="wait",
+        help="while a hub is away: wait for it, or continue with the connected ones (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--accept-loss", action="store_true", help="with --copies: declare records lost that only an unreachable hub may have"
+    )
     parser.add_argument("--only", metavar="PATTERN", action="append", help="pull only these clients; repeatable (default: all)")
     parser.add_argument("--once", action="store_true", help="end when the hub has all records")
     parser.add_argument("--synced", action="store_true", help="send only records on disk, even if not required by the hub")
@@ -114,8 +132,12 @@ def _shippers(arguments: argparse.Namespace) -> Iterator[Shipper]:
     for client, path in named(arguments.sources, arguments.client):
         yield Shipper(
             path,
-            [_location(location.strip()) for location in arguments.hub.split(",")],
+            [location(one.strip()) for one in arguments.hub.split(",")],
             client=client,
+            copies=arguments.copies,
+            acks=arguments.acks,
+            degraded=arguments.degraded,
+            may_lose=arguments.accept_loss,
             security=partial(security.load, arguments),
             choose=arguments.choose,
             isolation="synced" if arguments.synced else None,
@@ -127,10 +149,12 @@ def _mirror(arguments: argparse.Namespace) -> Mirror:
     """Return the mirror that pulls the shards of a hub."""
     from hub.client.mirror import Mirror
 
+    if arguments.copies > 1 or arguments.acks is not None or arguments.accept_loss:
+        raise BadInput("--copies, --acks and --accept-loss are for logs as the sources; make a mirror for each copy")
     if len(arguments.sources) > 1 or arguments.hub.startswith(SCHEMES):
         raise BadInput("a hub is pulled into one root: kvspool ship hub://HOST:PORT DIR")
     return Mirror(
-        _location(arguments.sources[0]),
+        location(arguments.sources[0]),
         arguments.hub,
         clients=arguments.only or "*",
         security=partial(security.load, arguments),
@@ -139,7 +163,7 @@ def _mirror(arguments: argparse.Namespace) -> Mirror:
     )
 
 
-def _location(text: str) -> str:
+def location(text: str) -> str:
     """Return the location of a hub; hub:// means the secure one."""
     return f"grpc+tls://{text.removeprefix('hub://')}" if text.startswith("hub://") else text
 
@@ -220,24 +244,31 @@ def _watch(ways: Sequence[Shipper | Mirror], runs: _Runs, arguments: argparse.Na
                     output.print_json(way.status())
                 sys.stdout.flush()
             elif not runs.are_over:
-                lines.say([way.status() for way in ways])
+                lines.say(_statuses(ways))
         if not arguments.json:
-            for way in ways:
-                output.complain(_words(way.status()))
+            for status in _statuses(ways):
+                output.complain(_words(status))
         return
     from rich.live import Live
 
     with Live(console=output.console(stderr=True), auto_refresh=False) as live:
         while not runs.are_over:
             _pause(runs, min(arguments.interval, 0.5))
-            live.update(_table([way.status() for way in ways]), refresh=True)
+            live.update(_table(_statuses(ways)), refresh=True)
+
+
+def _statuses(ways: Sequence[Shipper | Mirror]) -> list[ShipStatus | MirrorStatus]:
+    """Return the state of each shipper at each hub, and of each mirror."""
+    from hub.client.ship_state import ShipState
+
+    return ShipState.of(ways).all
 
 
 class _StateLines:
     """Prints the state of each source when it changes, and each minute."""
 
     def __init__(self) -> None:
-        self._said: dict[str, tuple[object, float]] = {}  # the state, and when it was last printed
+        self._said: dict[tuple[str, str], tuple[object, float]] = {}  # the state, and when it was last printed
 
     def say(self, statuses: Sequence[ShipStatus | MirrorStatus]) -> None:
         """Print what is new or due."""
@@ -245,10 +276,10 @@ class _StateLines:
             now = system.port.monotonic()
             name, target = _names(status)
             state = status.state, status.error, _failed(status)
-            before, at = self._said.get(name, (None, -MINUTE))
+            before, at = self._said.get((name, target), (None, -MINUTE))
             if state == before and now < at + MINUTE:
                 continue
-            self._said[name] = state, now
+            self._said[name, target] = state, now
             again = f", again in {status.retry_in:.0f} s" if status.state == "waiting" else ""
             output.complain(f"{name}: {status.state}{again}; {_moved(status):,} records to {target}, {status.behind:,} left")
             for words in [*([status.error] if status.error else []), *_failed(status)]:

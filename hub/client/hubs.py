@@ -7,6 +7,7 @@ import re
 from typing import Literal
 
 Choice = Literal["hash", "first"]
+PREFIX = "ship."  # of the names of shippers' durable readers
 _LOCATION = re.compile(r"grpc(\+tls)?://([^/@\s]+):([0-9]{1,5})")
 
 
@@ -25,22 +26,31 @@ def parse(text: str) -> list[str]:
     return found
 
 
-def chosen(client: str, locations: list[str], choose: Choice = "hash") -> str:
-    """Return the hub of a client.
+def chosen(client: str, locations: list[str], choose: Choice = "hash", copies: int = 1) -> list[str]:
+    """Return the hubs of a client, as many as `copies`.
 
-    "hash": the client's first hub by rendezvous hash. Clients are spread evenly, and adding or removing a hub moves only clients of that
-    hub. "first": the first of the list.
+    "hash": the client's first hubs by rendezvous hash. Clients are spread evenly, and adding or removing a hub moves only clients of that
+    hub. "first": the first of the list. Raises ValueError for an invalid or repeated location, and for fewer locations than copies.
     """
-    if not locations:
-        raise ValueError("name at least one hub")
+    if not 1 <= copies <= len(locations):
+        raise ValueError(f"{copies} copies need as many hubs, at least one; {len(locations)} are named")
     for location in locations:
         check(location)
-    return locations[0] if choose == "first" else max(locations, key=lambda location: (_weight(client, location), location))
+    if len(set(locations)) < len(locations):
+        raise ValueError(f"a hub is named twice in {', '.join(locations)}")
+    if choose == "hash":
+        locations = sorted(locations, key=lambda location: (_weight(client, location), location), reverse=True)
+    return locations[:copies]
 
 
 def name(location: str) -> str:
-    """Return a short name for a hub, used in the name of a durable reader."""
+    """Return a short name for a hub."""
     return hashlib.sha256(location.encode()).hexdigest()[:12]
+
+
+def reader_name(location: str) -> str:
+    """Return the name of the durable reader that ships a log to a hub."""
+    return f"{PREFIX}{name(location)}"
 
 
 def _weight(client: str, location: str) -> bytes:

@@ -7,7 +7,8 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from hub.errors import Conflict, HubError, Restored, ShardDamaged
+from hub.client import hubs
+from hub.errors import Conflict, CopyUnreachable, HubError, Restored, ShardDamaged
 from hub.protocol import ingest
 from hub.protocol.ingest import Put
 from hub.root import columns
@@ -30,17 +31,19 @@ from kvspool.system.handles import Handle
 from shard.merged import Log
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hub.client.copies_of_log import Copies
     from hub.root.columns import SequencedBatch
     from kvspool.engine.cursor import Cursor
 
-PREFIX = "ship."  # of the durable readers' names, before the hub's name
 LOOK_AGAIN = 1.0  # seconds between two checks whether a deleted log was recreated
 TRY_AGAIN = 10.0  # seconds until a retry after an error on this host; all senders begin a new call then
 ASK_AGAIN = 60.0  # seconds until a retry after a shard was damaged at the hub
 PATIENCE = 1.0  # seconds to wait for a log's lock; meanwhile no other log of the shipper is sent
 RESTORED_AFTER = 10_000_000_000  # ns after a heartbeat of the durable reader during which its process may have sent records
 
-_PASSING = (LockTimeout, ReaderBusy, TooManyReaders, Corruption)  # and each OSError of the system itself
+_PASSING = (LockTimeout, ReaderBusy, TooManyReaders, Corruption, CopyUnreachable)  # and each OSError of the system itself
 
 
 class LogSender(Handle):
@@ -49,15 +52,20 @@ class LogSender(Handle):
     `keep_alive` and the read-only methods may be called by another thread.
     """
 
-    def __init__(self, index: int, log: Log, hub: str) -> None:
-        """Take the durable reader for the hub `hub`, a short name. Raises ReaderBusy if the log is already shipped there."""
+    def __init__(self, index: int, log: Log, location: str, copies: Copies | None = None) -> None:
+        """Take the durable reader for the hub at a location. Raises ReaderBusy if the log is already shipped there.
+
+        copies: what the client's other hubs have. Then the reader's position is that which enough hubs have acknowledged, if that is later.
+        """
         self.index = index
+        self.location = location
+        self._copies = copies
         self.path = log.path
         self.lost = 0  # sequences declared lost to the hub: overwritten before they were shipped, or damaged
         self.records = 0  # sent, repeated ones counted again
         self.error: Exception | None = None  # why it is not shipped now
         self.retry_at: float | None = None  # when to retry after the error; None: never
-        self._name = f"{PREFIX}{hub}"
+        self._name = hubs.reader_name(location)
         self._lock = threading.Lock()  # of the reader, because two threads commit
         self._take(log)
 
@@ -69,17 +77,22 @@ class LogSender(Handle):
         self._synced = 0  # every sequence below was on disk at the last check
         self.cursor: Cursor | None = None
         self._surplus: SequencedBatch | None = None  # read, and too large for one batch
+        self._relayed: Iterator[SequencedBatch] | None = None  # records that only another hub still has
         self._elsewhere = 0  # another hub has the sequences below it
         self._gaps: deque[tuple[int, int]] = deque()  # reported to the hub, not acknowledged yet: from a sequence up to another
         readers = log.readers()
         self._seen_alive = max((reader.updated for reader in readers if reader.name == self._name), default=0)  # ns since 1970
         places = {reader.name: reader.sequence for reader in readers if reader.sequence is not None}
         ours = places.pop(self._name, None)
-        others = [place for name, place in places.items() if name.startswith(PREFIX)]
+        others = [place for name, place in places.items() if name.startswith(hubs.PREFIX)]
         # A log that was shipped to another hub continues here after that hub's last acknowledgement. If our reader is still at that
         # position, it was created for this move, by a process that ended before this hub had any records.
-        self._is_moved = bool(others) if ours is None else ours in others
-        start: Start = max(others, default="earliest")
+        self._is_moved = self._copies is None and (bool(others) if ours is None else ours in others)
+        if self._copies is not None:
+            self.acked = ours or 0  # or enough hubs have those below
+            others = [place for name, place in places.items() if name.startswith(hubs.PREFIX) and not self._copies.is_shared(name)]
+        self._shipped = max([*others, ours or 0])  # a hub may have the sequences below it
+        start: Start = max(others, default="earliest") if self._is_moved else "earliest"
         self.reader = log.reader(self._name, start)
         self._is_gone = False
         self._damaged_at: int | None = None  # where the log could not be read; it may be repaired
@@ -133,13 +146,24 @@ class LogSender(Handle):
     def next_rows(self, most: int, size: int) -> SequencedBatch | None:
         """Return the next available records, up to `size` bytes or one larger record; None if there are none."""
         assert self.cursor is not None
-        found: SequencedBatch | Gap | None = self._surplus
+        found: SequencedBatch | Gap | None = self._surplus or self._next_relayed()
         while found is None or isinstance(found, Gap):
             found = columns.next_rows(self.cursor, most, max(1, size * 3 // 4))  # the rest is for sequences, times and keys
             if found is None:
                 return None
+            if isinstance(found, Gap) and self._copies is not None:
+                first = max(found.first, self.sent, self.acked)
+                self._relayed = self._copies.records(self, first, found.last + 1)
+                found = self._next_relayed()
         rows, self._surplus = found.cut(size)
         return rows
+
+    def _next_relayed(self) -> SequencedBatch | None:
+        """Return the next records that the log has lost, from another hub. Raises CopyUnreachable."""
+        found = None if self._relayed is None else next(self._relayed, None)
+        if found is None:
+            self._relayed = None
+        return found
 
     def put(self, rows: SequencedBatch, ask: bool, largest: int) -> Put:
         """Return the message for some records, which count as sent now. Raises TooLarge for more bytes than the hub accepts at once."""
@@ -161,6 +185,11 @@ class LogSender(Handle):
         self.acked = max(self.acked, sequence)
 
     @property
+    def shipped(self) -> int:
+        """Return the sequence below which the hub, or an earlier hub of the log, may have records."""
+        return max(self._shipped, self.sent, self.acked)
+
+    @property
     def behind(self) -> int:
         """Return how many records the hub has not acknowledged; 0 if the log is gone."""
         try:
@@ -172,24 +201,34 @@ class LogSender(Handle):
     def is_sent(self) -> bool:
         """Return whether every available record was sent, or the log can't be read."""
         try:
-            return self._surplus is None and self.cursor is not None and self.log.end() <= max(self.sent, self.cursor.sequence)
+            if self.cursor is None or self._surplus is not None or self._relayed is not None:
+                return False
+            return self.log.end() <= max(self.sent, self.cursor.sequence)
         except (KvspoolError, OSError):
             return True  # it is gone; `refuse_vanished` reports that
 
     def commit(self) -> None:
-        """Commit the hub's last acknowledgement in the durable reader; if it is unchanged, this is only a heartbeat."""
+        """Commit the hub's last acknowledgement in the durable reader; if it is unchanged, this is only a heartbeat.
+
+        With several hubs, the commit is also what enough of them have acknowledged.
+        """
         with self._lock:
-            if self.acked > self.reader.sequence:
+            reached = self.acked if self._copies is None else self._copies.reached(self)
+            if reached > self.reader.sequence:
                 with suppress(OutOfRange):  # after a power failure the hub has records that the log has lost
-                    self.reader.seek(self.acked)
+                    self.reader.seek(reached)
             self.reader.commit()
 
     def keep_alive(self) -> None:
         """Send a heartbeat of the durable reader, so that waiting writers don't evict it; a restored log keeps its last one."""
         if isinstance(self.error, Restored):
             return
-        with self._lock, suppress(KvspoolError, OSError):  # the thread that ships it gets the same error and reports it
-            self.reader.commit()
+        with suppress(KvspoolError, OSError):  # the thread that ships it gets the same error and reports it
+            if self._copies is not None:
+                self.commit()
+                return
+            with self._lock:
+                self.reader.commit()
 
     # Quarantine.
 
@@ -286,7 +325,7 @@ class LogSender(Handle):
 
     def close_cursor(self) -> None:
         """Close the read-ahead."""
-        cursor, self.cursor, self._surplus = self.cursor, None, None
+        cursor, self.cursor, self._surplus, self._relayed = self.cursor, None, None, None
         if cursor is not None:
             cursor.close()
 

@@ -97,6 +97,7 @@ class Mirror(Handle):
         level: Level = "process",
         isolation: Isolation | None = None,
         turn: float = TURN,
+        is_own: bool = False,
     ) -> None:
         """Open the root; a missing one is created.
 
@@ -106,7 +107,7 @@ class Mirror(Handle):
         source: `grpc+tls://host:port` or `grpc://host:port`. clients: a pattern (`*`, `?`, `[...]`) of ids, or several. security: may be a
         function that is called for each connection. level: durability of a pulled record: it survives a crash of this process, or ("disk")
         of the machine. isolation: "synced" pulls only records on the source's disk; None: "synced" if the source's level is "disk". turn:
-        seconds after which a stream without records counts as dead.
+        seconds after which a stream without records counts as dead. is_own: see `MirroredShard`.
         """
         self.source = hubs.check(source)
         self._patterns = [clients] if isinstance(clients, str) else list(clients)
@@ -114,6 +115,7 @@ class Mirror(Handle):
         self._level: Level = level
         self._isolation = isolation
         self._turn = turn
+        self._is_own = is_own
         with suppress(LogExists):
             HubRoot.create(root).close()
         with HubRoot.open(root) as found:
@@ -160,6 +162,11 @@ class Mirror(Handle):
         """Make `run` return."""
         self._stop.set()
 
+    @property
+    def is_stopped(self) -> bool:
+        """Return whether `stop` was called."""
+        return self._stop.is_set()
+
     def _session(self, hub: RemoteHub, until_empty: bool) -> None:
         """Pull until `stop` is called, all records are stored, or the connection breaks."""
         server = hub.server()
@@ -191,7 +198,7 @@ class Mirror(Handle):
             shard = self._shards.get(key)
             if shard is None or not shard.is_of(source, state):
                 self._close_shard(key)
-                shard = self._shards[key] = MirroredShard(self.root, source, state)
+                shard = self._shards[key] = MirroredShard(self.root, source, state, is_own=self._is_own)
             shard.state, shard.is_current = state, False
 
     def _pull_all(self, hub: RemoteHub, isolation: Isolation) -> bool:

@@ -45,8 +45,11 @@ class Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class MirroredShard:
     """One shard pulled from the source. Use it in one thread."""
 
-    def __init__(self, root: Path, source: str, state: ShardState) -> None:
-        """Describe a shard of the source, whose root has the id `source`, without creating anything."""
+    def __init__(self, root: Path, source: str, state: ShardState, *, is_own: bool = False) -> None:
+        """Describe a shard of the source, whose root has the id `source`, without creating anything.
+
+        is_own: the root is that of a hub that is being brought up to date. Then the shard may exist without a mark, and be ahead.
+        """
         self.path = root / route.directory_name(state.client, state.bits, state.shard)
         self.state = state
         self.pulled = 0  # records
@@ -57,6 +60,7 @@ class MirroredShard:
         self.is_current = False  # nothing to do until the source reports more
         self._root = root
         self._source = source
+        self._is_own = is_own
         self._journal: Journal | None = None
         self._last: SequencedBatch | None = None  # the last stored record
         self._next = 0
@@ -83,6 +87,8 @@ class MirroredShard:
         journal = self._open()
         if self.state.error:
             raise ShardDamaged(f"{self.path.name}: the source can't read it: {self.state.error}")
+        if self._is_ahead():
+            return
         self._agree()
         if self.state.next < self._next:
             raise self._restored(self.state.next)
@@ -97,6 +103,12 @@ class MirroredShard:
                 self._take(items, journal, first)
         except Unexpected as error:
             raise self._restored(error.expected) from None
+
+    def _is_ahead(self) -> bool:
+        """Return whether the source has only an earlier part of the logs that are here, whose shippers bring it up to date."""
+        ours, theirs = load_generations(self.path / GENERATIONS), self.state.generations
+        is_earlier = ours[: len(theirs)] == theirs and (len(theirs) < len(ours) or self.state.next <= self._next)
+        return self._is_own and bool(ours) and is_earlier
 
     def _restored(self, end: int) -> Restored:
         return Restored(
@@ -171,6 +183,8 @@ class MirroredShard:
         try:
             mark = documents.from_json(documents.read(self.path / MIRRORED, LARGEST_MARK), Mark)
         except FileNotFoundError:
+            if self._is_own:
+                return
             raise Conflict(f"{self.path} was not pulled from another hub; choose another root") from None
         except (ValueError, NotAFile) as error:
             raise ShardDamaged(f"{self.path / MIRRORED} is damaged: {error}") from None

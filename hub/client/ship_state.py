@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from hub.client.mirror import Mirror, MirrorStatus
-from hub.client.shipper import Shipper, ShipStatus
+from hub.client.ship_status import ShipStatus
+from hub.client.shipper import Shipper
 from kvspool.errors import MissingExtra
 
 try:
@@ -29,6 +30,12 @@ GAUGES: tuple[tuple[str, str, Figure], ...] = (
     ("behind_records", "Records that are still to be moved.", lambda one: one.behind),
     ("failed_logs", "Logs or shards that are not moved now because of an error.", lambda one: len(failed(one))),
 )
+OF_COPIES: tuple[tuple[str, str, Callable[[ShipStatus], float]], ...] = (
+    ("copies", "Hubs that get a copy of each record.", lambda one: len(one.by_hub)),
+    ("required_copies", "Hubs that have to store a record before the log may forget it.", lambda one: one.acks),
+    ("connected_copies", "Hubs that are connected now.", lambda one: sum(part.state == "connected" for part in one.by_hub)),
+    ("unacknowledged_records", "Records that too few hubs have stored.", lambda one: one.behind),
+)
 
 
 class ShipState(msgspec.Struct, frozen=True):
@@ -45,8 +52,8 @@ class ShipState(msgspec.Struct, frozen=True):
 
     @property
     def all(self) -> list[ShipStatus | MirrorStatus]:
-        """Return the states of both kinds."""
-        return [*self.shippers, *self.mirrors]
+        """Return the states of both kinds; of a shipper, that at each hub."""
+        return [*(one for shipper in self.shippers for one in shipper.by_hub), *self.mirrors]
 
     def troubles(self) -> list[str]:
         """Return why something isn't moved, a sentence each; empty if all is well."""
@@ -84,9 +91,18 @@ class _ShipCollector(Collector):
         self._state = state
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics of shippers, by client and hub, and of mirrors, by source and root."""
-        yield from _metrics("kvspool_ship", ("client", "hub"), self._state.shippers)
+        """Yield the metrics of shippers, by client and hub or by client, and of mirrors, by source and root."""
+        yield from _metrics("kvspool_ship", ("client", "hub"), [one for shipper in self._state.shippers for one in shipper.by_hub])
+        yield from _copies(self._state.shippers)
         yield from _metrics("kvspool_mirror", ("source", "root"), self._state.mirrors)
+
+
+def _copies(shippers: Sequence[ShipStatus]) -> Iterator[Metric]:
+    for name, text, figure in OF_COPIES:
+        metric = GaugeMetricFamily(f"kvspool_ship_{name}", text, labels=("client",))
+        for one in shippers:
+            metric.add_metric((one.client,), float(figure(one)))
+        yield metric
 
 
 def _metrics(prefix: str, labels: tuple[str, str], found: Sequence[ShipStatus | MirrorStatus]) -> Iterator[Metric]:

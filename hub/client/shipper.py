@@ -1,95 +1,32 @@
-"""The shipper: follows the logs of a client and sends their records to a hub, exactly once, through outages of any length.
+"""The shipper: sends the records of a client's logs to one hub, or to several that each get a copy.
 
-Each log has a sender with a durable reader; one call carries all senders. The shipper commits exactly the records that the hub has
-acknowledged. After a crash or an outage the hub reports what it has stored, and the senders continue from there. Unacknowledged records
-are still in the log, so they need no memory here: a sender reads them again.
-
-**Batches.** Available records are sent at once, up to `batch_bytes` of each sender in turn. If fewer are available, the shipper waits for
-`linger` seconds, so that single records travel together. At most `window` bytes of all senders together, plus one batch, are sent without
-an acknowledgement: each batch waits until fewer bytes are unacknowledged.
+Each hub has a connection, a thread and durable readers of its own, so no hub waits for another. A record is acknowledged once `acks` hubs
+have stored it. Only then may the log forget it: the durable readers of all hubs are at least at that position. A hub that was away
+continues where it stopped, as it reports itself. It gets records that the log no longer has from the other hubs; see `copies_of_log`.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Literal
 
-import msgspec
-
-import shard
 from hub.client import hubs
-from hub.client.connection import SILENCE, Connection, Security, jittered
-from hub.client.log_sender import ASK_AGAIN, LOOK_AGAIN, PATIENCE, LogSender
-from hub.client_ids import check_client
-from hub.errors import HubError, HubFull, NotAllowed, QuotaExceeded, ShardDamaged, Silent, Unexpected, Unreachable
-from hub.protocol.ingest import BATCH_BYTES, VERSION, Opening, ShippedLog
-from hub.root.columns import SequencedBatch
-from kvspool import system
-from kvspool.engine.wakeups import BLIND_POLL, POLL, Watcher
-from kvspool.errors import KvspoolError, NotALog
-from kvspool.opening import logs
+from hub.client.connection import SILENCE, Security
+from hub.client.copies_of_log import Copies, Degraded
+from hub.client.hub_shipper import LINGER, WINDOW, HubShipper
+from hub.client.ship_status import SenderStatus, ShipStatus, State
+from hub.protocol.ingest import BATCH_BYTES
 from kvspool.options import Isolation
-from kvspool.queue import is_queue
 from kvspool.system.handles import Handle, close_all
-from shard.merged import Log
 
-LINGER = 0.002  # seconds
-WINDOW = 8 << 20  # bytes
-QUESTIONS = 4  # number of questions about stored records per window
-MOST_ROWS = 16_384  # of a batch
-COMMIT_INTERVAL = 0.1  # seconds between two commits of the durable readers
-PING_INTERVAL = 5.0  # seconds without anything to send after which the hub is pinged
-IMPATIENT_POLL = 0.05  # seconds between two checks with `until_empty`
-FIRST_BACKOFF, LONGEST_BACKOFF = 0.05, 30.0  # seconds
-LONGEST_BLIND_POLL = 0.05  # seconds between two checks without inotify, after a while without records
-MOST_PATIENCE = 64  # times `silence`: the longest wait for an answer over a slow network
-KEEP_ALIVE = 1.0  # seconds between two heartbeats of the durable readers during an outage
 logger = logging.getLogger("kvspool.ship")
-
-State = Literal["connecting", "connected", "waiting", "stopped", "failed"]
-
-
-class SenderStatus(msgspec.Struct, frozen=True):
-    """The state of one shipped log.
-
-    sent: records sent, repeated ones counted again; acknowledged: the hub has stored every sequence below it; behind: records that the hub
-    has not stored; lost: sequences that were overwritten before they were sent; error: why the log is not shipped now.
-    """
-
-    shard: int
-    path: str
-    sent: int
-    acknowledged: int
-    behind: int
-    lost: int
-    error: str
-
-
-class ShipStatus(msgspec.Struct, frozen=True):
-    """The state of a shipper. outages: broken connections; retry_in: seconds until the next attempt, in the state "waiting"."""
-
-    client: str
-    hub: str
-    state: State
-    behind: int
-    sent: int
-    bytes: int
-    lost: int
-    outages: int
-    retry_in: float
-    error: str
-    lanes: list[SenderStatus]
 
 
 class Shipper(Handle):
-    """Ships one log or one shard set to a hub as the client `client`. `run` ships in the calling thread until `stop` is called."""
+    """Ships one log or one shard set as the client `client`. `run` ships until `stop` is called."""
 
     def __init__(
         self,
@@ -97,6 +34,10 @@ class Shipper(Handle):
         hub: str | Sequence[str],
         *,
         client: str,
+        copies: int = 1,
+        acks: int | None = None,
+        degraded: Degraded = "wait",
+        may_lose: bool = False,
         security: Security | Callable[[], Security] = Security(),  # noqa: B008 - it is frozen
         choose: hubs.Choice = "hash",
         isolation: Isolation | None = None,
@@ -107,197 +48,113 @@ class Shipper(Handle):
     ) -> None:
         """Take the source's durable readers. Raises the errors of opening it, ReaderBusy if it is already being shipped, ValueError.
 
-        hub: `grpc+tls://host:port` or `grpc://host:port`; of several, one is chosen: see `hubs.chosen`. security: may be a function that is
-        called for each connection, so that tokens and certificates can change. isolation: "synced" ships only records on this host's disk;
-        None: "synced" if the hub's own level is "disk". silence: seconds after which a hub that owes an answer counts as unreachable. If
-        nothing was acknowledged by then, the network may be slow, and the next connection waits twice as long.
+        hub: `grpc+tls://host:port` or `grpc://host:port`, or several; `copies` of them are chosen: see `hubs.chosen`. acks: number of hubs
+        that have to store a record before the log may forget it; None: all of them. degraded: if fewer hubs are connected, "wait" holds the
+        records, "continue" is content with the connected ones. may_lose: declare records lost that only an unreachable hub may have.
+        security: may be a function that is called for each connection, so that tokens and certificates can change. With several hubs it
+        must let the client read itself. isolation: "synced" ships only records on this host's disk; None: "synced" if the hub's own level
+        is "disk". silence: seconds after which a hub that owes an answer counts as unreachable. If nothing was acknowledged by then, the
+        network may be slow, and the next connection waits twice as long.
         """
-        self.client = check_client(client)
-        self.hub = hubs.chosen(client, [hub] if isinstance(hub, str) else list(hub), choose)
-        self._security = security if callable(security) else lambda: security
-        self.isolation = isolation
-        self.linger = linger
-        self.batch_bytes = batch_bytes
-        self.window = window
-        self._silence = silence
-        logs = open_source(Path(os.path.abspath(source)))
-        self.senders: list[LogSender] = []
+        locations = [hub] if isinstance(hub, str) else list(hub)
+        own = hubs.chosen(client, locations, choose, copies)
+        acks = copies if acks is None else acks
+        if not 1 <= acks <= copies:
+            raise ValueError(f"acks must be from 1 to the number of copies, {copies}, not {acks}")
+        if degraded not in ("wait", "continue"):
+            raise ValueError(f'degraded must be "wait" or "continue", not {degraded!r}')
+        secure = security if callable(security) else lambda: security
+        self.client = client
+        self.hub = ",".join(own)
+        self._copies = None if copies == 1 else Copies(client, locations, acks, degraded, secure, may_lose=may_lose)
+        self._acks = acks
+        self.hubs: list[HubShipper] = []
         try:
-            for index, log in enumerate(logs):
-                self.senders.append(LogSender(index, log, hubs.name(self.hub)))
+            for location in own:
+                options = {"isolation": isolation, "linger": linger, "batch_bytes": batch_bytes, "window": window, "silence": silence}
+                one = HubShipper(source, location, client=client, security=secure, copies=self._copies, **options)  # type: ignore[arg-type]
+                self.hubs.append(one)
         except BaseException:
             self.close()
-            for log in logs[len(self.senders) :]:
-                log.close()
             raise
-        self._stop = threading.Event()
-        self._has_ended = threading.Event()
-        self._state: State = "connecting"
-        self._error = ""
-        self._outages = 0
-        self._bytes = 0
-        self._retry_at = 0.0
-
-    # Running.
+        if self._copies is not None:
+            self._copies.begin(self.hubs)
+            self._warn_of_others()
 
     def run(self, *, until_empty: bool = False) -> None:
-        """Ship until `stop` is called from another thread or a signal handler; `until_empty`: until the hub has all available records.
+        """Ship until `stop` is called from another thread or a signal handler; `until_empty`: until every hub has all available records.
 
-        An outage is no error: the shipper retries until the hub is back. A log that can't be shipped is quarantined while the others
-        continue. A deleted log is shipped again once it is recreated. The log is retried after a transient error: of a lock, of the system,
-        or of a shard that is damaged at the hub. Raises the error of the first log that can't be shipped: when no log can be shipped any
-        more, or, with `until_empty`, when the others are done.
+        An outage of a hub is no error: the shipper retries until the hub is back. A log that can't be shipped is quarantined while the
+        others continue. A deleted log is shipped again once it is recreated. The log is retried after a transient error: of a lock, of the
+        system, or of a shard that is damaged at the hub. Raises the error of the first log that can't be shipped: when no log can be
+        shipped any more, or, with `until_empty`, when the others are done. With several hubs: once shipping to each has ended.
         """
-        pulse = threading.Thread(target=self._keep_alive, name="kvspool pulse", daemon=True)
-        self._has_ended.clear()
-        pulse.start()
-        try:
-            self._run(until_empty)
-            self._state = "stopped"
-        except BaseException:
-            self._state = "failed"
-            raise
-        finally:
-            self._has_ended.set()
-            pulse.join()
-
-    def _run(self, until_empty: bool) -> None:
-        failures, patience = 0, 1
-        while not self._stop.is_set():
-            senders = self._live(until_empty)
-            before = sum(sender.acked for sender in self.senders)
-            try:
-                if not senders:
-                    self._rest(LOOK_AGAIN)
-                    continue
-                self._call(senders, until_empty, self._silence * patience)
-                if until_empty:
-                    break
-            except HubError as error:
-                has_progressed = sum(sender.acked for sender in self.senders) > before
-                failures = 1 if has_progressed else failures + 1
-                if has_progressed or self._state == "connecting":
-                    patience = max(1, patience // 2)
-                elif isinstance(error, Silent):
-                    patience = min(2 * patience, MOST_PATIENCE)
-                backoff = min(FIRST_BACKOFF * 2 ** min(failures - 1, 20), LONGEST_BACKOFF)
-                self._rest(max(self._note(error, until_empty), jittered(backoff)))
-        errors = [sender.error for sender in self.senders if sender.error is not None]
-        if until_empty and errors and not self._stop.is_set():
-            raise errors[0]
-
-    def _call(self, senders: list[LogSender], until_empty: bool, silence: float) -> None:
-        """Ship over one connection until it is finished or broken, or a quarantined sender may be retried."""
-        self._state = "connecting"
-        logs = []
-        for sender in senders:
-            with self.quarantining(sender):
-                logs.append(ShippedLog(sender.index, sender.id, sender.log.end()))
-        if not logs:
+        if len(self.hubs) == 1:
+            self.hubs[0].run(until_empty=until_empty)
             return
-        opening = Opening(VERSION, self.client, len(self.senders).bit_length() - 1, logs)
-        with Connection(self.hub, self._security(), opening, silence) as connection:
-            self._state, self._error = "connected", ""
-            session = ShipSession(self, connection, {log.index for log in logs}, until_empty)
+        with ThreadPoolExecutor(len(self.hubs), "kvspool ship") as pool:
+            runs = [pool.submit(one.run, until_empty=until_empty) for one in self.hubs]
             try:
-                session.run()
-                connection.finish()
-            finally:
-                session.close()
+                errors = [run.exception() for run in runs]
+            except BaseException:  # of a signal handler
+                self.stop()
+                raise
+        for error in errors:
+            if error is not None:
+                raise error
 
     def stop(self) -> None:
         """Make `run` return."""
-        self._stop.set()
-
-    @property
-    def is_stopping(self) -> bool:
-        """Return whether `stop` was called."""
-        return self._stop.is_set()
-
-    def _live(self, until_empty: bool) -> list[LogSender]:
-        """Return the senders that can be shipped now. Raises the error of the first one if no sender can be shipped, now or later."""
-        self.is_any_due()
-        senders = [sender for sender in self.senders if sender.error is None]
-        if not senders and (until_empty or all(sender.retry_at is None for sender in self.senders)):
-            error = self.senders[0].error
-            assert error is not None
-            raise error
-        return senders
-
-    def is_any_due(self) -> bool:
-        """Return whether a quarantined sender is due for a retry."""
-        return any([self._is_due(sender) for sender in self.senders])
-
-    def _is_due(self, sender: LogSender) -> bool:
-        with self.quarantining(sender):
-            return sender.is_due()
-        return False
-
-    @contextmanager
-    def quarantining(self, sender: LogSender) -> Iterator[None]:
-        """Quarantine a sender if its own log, or its shard at the hub, raises an error; errors that concern all senders are raised."""
-        try:
-            yield
-        except (HubFull, QuotaExceeded, Unexpected, Unreachable, NotAllowed):
-            raise
-        except (KvspoolError, OSError) as error:
-            sender.fail(error)
-            logger.error("shard %d of %s is quarantined %s: %s", sender.index, self.client, sender.until, sender.error)
-
-    def _note(self, error: HubError, until_empty: bool) -> float:
-        """Note why a connection ended. Return the shortest time to wait, in seconds. Raises the error if a retry is useless."""
-        self._outages += 1
-        self._error = str(error)
-        logger.warning("%s", error)
-        if isinstance(error, HubFull | QuotaExceeded):
-            return error.retry_after or LONGEST_BACKOFF
-        if isinstance(error, ShardDamaged) and not until_empty:
-            return ASK_AGAIN  # the hub failed as a whole, and its own log has the reason; it may be repaired
-        if not isinstance(error, Unreachable | NotAllowed | Unexpected):
-            raise error
-        return 0.0
-
-    def _rest(self, seconds: float) -> None:
-        """Wait before the next attempt."""
-        self._state = "waiting"
-        self._retry_at = system.port.monotonic() + seconds
-        self._stop.wait(seconds)
-
-    def _keep_alive(self) -> None:
-        """Send heartbeats of the durable readers during any wait, so that a hub that hangs doesn't cost them their held records."""
-        while not self._has_ended.wait(KEEP_ALIVE):
-            for sender in self.senders:
-                sender.keep_alive()
-
-    def counted(self, size: int) -> None:
-        """Count a sent batch."""
-        self._bytes += size
-
-    # Maintenance.
+        for one in self.hubs:
+            one.stop()
 
     def status(self) -> ShipStatus:
         """Return the shipper's current state. Can be called by other threads."""
-        senders = [
-            SenderStatus(sender.index, str(sender.path), sender.records, sender.acked, sender.behind, sender.lost, str(sender.error or ""))
-            for sender in self.senders
-        ]
+        found = [one.status() for one in self.hubs]
+        if self._copies is None:
+            return found[0]
+        lanes = [self._lane([one.lanes[index] for one in found]) for index in range(len(found[0].lanes))]
         return ShipStatus(
             client=self.client,
             hub=self.hub,
-            state=self._state,
-            behind=sum(sender.behind for sender in senders),
-            sent=sum(sender.sent for sender in senders),
-            bytes=self._bytes,
-            lost=sum(sender.lost for sender in senders),
-            outages=self._outages,
-            retry_in=max(0.0, self._retry_at - system.port.monotonic()) if self._state == "waiting" else 0.0,
-            error=self._error,
-            lanes=senders,
+            state=_state([one.state for one in found]),
+            behind=sum(lane.behind for lane in lanes),
+            sent=sum(one.sent for one in found),
+            bytes=sum(one.bytes for one in found),
+            lost=sum(lane.lost for lane in lanes),
+            outages=sum(one.outages for one in found),
+            retry_in=max(one.retry_in for one in found),
+            error="; ".join(f"{one.hub}: {one.error}" for one in found if one.error),
+            lanes=lanes,
+            copies=found,
+            acks=self._acks,
         )
+
+    def _lane(self, of_hubs: list[SenderStatus]) -> SenderStatus:
+        """Return the state of one log at all hubs."""
+        assert self._copies is not None
+        index = of_hubs[0].shard
+        end = max(one.acknowledged + one.behind for one in of_hubs)
+        safe = max(self._copies.safe(index, one.senders[index].id) for one in self.hubs)
+        sent, lost = max(one.sent for one in of_hubs), max(one.lost for one in of_hubs)
+        error = "; ".join(dict.fromkeys(one.error for one in of_hubs if one.error))
+        return SenderStatus(index, of_hubs[0].path, sent, safe, max(0, end - safe), lost, error)
+
+    def _warn_of_others(self) -> None:
+        """Say which durable readers of other hubs hold records of the logs."""
+        assert self._copies is not None
+        for sender in self.hubs[0].senders:
+            for reader in sender.log.readers():
+                if reader.name.startswith(hubs.PREFIX) and not self._copies.is_shared(reader.name):
+                    logger.warning(
+                        "%s: the durable reader %s of another hub holds records. If nothing is shipped there any more: "
+                        "kvspool readers %s --delete %s",
+                        *(sender.path, reader.name, sender.path, reader.name),
+                    )
 
     def close(self) -> None:
         """Close the durable readers and the logs."""
-        close_all(self.senders)
+        close_all(self.hubs)
 
     def __enter__(self) -> Shipper:
         return self
@@ -306,229 +163,8 @@ class Shipper(Handle):
         self.close()
 
 
-class ShipSession(Handle):
-    """One connection of a shipper, from its opening until it is stopped or broken."""
-
-    def __init__(self, shipper: Shipper, connection: Connection, indexes: set[int], until_empty: bool) -> None:
-        """Start the senders where the hub says."""
-        opened = connection.opened
-        self._shipper = shipper
-        self._connection = connection
-        self._until_empty = until_empty
-        self._isolation: Isolation = shipper.isolation or ("synced" if opened.level == "disk" else "appended")
-        self._largest = opened.batch_bytes
-        self._batch_bytes = min(shipper.batch_bytes, self._largest)
-        self._senders: list[LogSender] = []
-        # Bytes that one question covers while more records are available: never more than a window, which waits for an answer.
-        self._question = min(shipper.window, max(self._batch_bytes, shipper.window // QUESTIONS))
-        # The next batch to send: it asks for an acknowledgement if it is the last one for now.
-        self._unsent: tuple[LogSender, SequencedBatch] | None = None
-        self._unanswered: deque[int] = deque()  # bytes covered by each unanswered question
-        self._unasked = 0
-        self._committed = self._pinged = self._looked = system.port.monotonic()
-        for place in opened.places:
-            sender = shipper.senders[place.index]
-            with shipper.quarantining(sender):
-                sender.open(place, self._isolation)
-                self._senders.append(sender)
-        self._to_refuse = indexes - {place.index for place in opened.places}  # the hub has yet to report why they have no place
-        self._waiter = _Waiter()
-
-    def run(self) -> None:
-        """Send new records, and note stored ones. Raises the error that broke the connection."""
-        while self._to_refuse:
-            self._hear()
-        while self._senders and not self._shipper.is_stopping and not self._is_time_for_others():
-            size, has_more = self._round()
-            if not has_more and self._unanswered:
-                self._hear()
-            else:
-                self._commit_now_and_then()
-            if not has_more:
-                if not size and self._is_finished():
-                    return
-                self._rest(is_idle=not size and not self._unanswered)
-
-    def close(self) -> None:
-        """Close the read-ahead, and commit acknowledged records."""
-        with suppress(HubError):
-            self._take_answers()
-        self._waiter.close()
-        for sender in self._senders:
-            sender.close_cursor()
-            with self._shipper.quarantining(sender):
-                sender.commit()
-
-    def _round(self) -> tuple[int, bool]:
-        """Send a batch of each sender that has one. Return their bytes, and whether more is probably available because a batch was full.
-
-        If no more is available, the last batch asks for an acknowledgement of all.
-        """
-        size, has_more = 0, False
-        for sender in self._senders:
-            if sender.error is not None:
-                continue  # since the round began
-            rows = None
-            with self._shipper.quarantining(sender):
-                if self._isolation == "synced":
-                    sender.sync()
-                rows = sender.next_rows(MOST_ROWS, self._batch_bytes)
-            if rows is not None:
-                size += rows.size
-                has_more = has_more or rows.batch.num_rows == MOST_ROWS or rows.size > self._batch_bytes // 2
-                self._send_unsent(is_last=False)
-                self._unsent = sender, rows
-        self._send_unsent(is_last=not has_more)
-        if not has_more and self._unasked:
-            self._ask()  # the end of a backlog was not recognised as such, or the last sender was quarantined
-        self._drop_failed()
-        return size, has_more
-
-    def _send_unsent(self, *, is_last: bool) -> None:
-        """Send the unsent batch. It asks for an acknowledgement if it is the last for now, or after enough bytes without a question."""
-        if self._unsent is None:
-            return
-        (sender, rows), self._unsent = self._unsent, None
-        self._make_room()
-        if sender.error is not None:
-            return  # the hub has refused it in the meantime
-        size = rows.size
-        ask = is_last or self._unasked + size >= self._question
-        put = None
-        with self._shipper.quarantining(sender):
-            put = sender.put(rows, ask, self._largest)
-        if put is None:
-            return
-        self._unasked += size
-        if ask:
-            self._note_question()
-        self._connection.put(put, rows.batch)
-        self._shipper.counted(size)
-
-    def _make_room(self) -> None:
-        """Wait until less than a window is unacknowledged."""
-        while self._unanswered and sum(self._unanswered) + self._unasked >= self._shipper.window:
-            self._hear()
-
-    def _ask(self) -> None:
-        """Ask for an acknowledgement, and report the ends of the logs."""
-        self._note_question()
-        self._connection.ping({sender.index: sender.sent + sender.behind for sender in self._senders})
-
-    def _note_question(self) -> None:
-        self._unanswered.append(self._unasked)
-        self._unasked = 0
-        self._pinged = system.port.monotonic()
-
-    def _hear(self) -> None:
-        """Wait for a message of the hub, and act on it."""
-        self._connection.hear()
-        self._take_answers()
-        self._commit_now_and_then()
-
-    def _take_answers(self) -> None:
-        """Note the hub's acknowledgements and refusals."""
-        connection = self._connection
-        while len(self._unanswered) > connection.asked - connection.answered:
-            self._unanswered.popleft()
-        for sender in self._senders:
-            sender.acknowledge(connection.stored.pop(sender.index, 0))
-        while connection.refused:
-            index, error = connection.refused.popitem()
-            self._to_refuse.discard(index)
-            if self._shipper.senders[index].error is None:
-                with self._shipper.quarantining(self._shipper.senders[index]):
-                    raise error
-        self._drop_failed()
-
-    def _commit_now_and_then(self) -> None:
-        now = system.port.monotonic()
-        if now >= self._committed + COMMIT_INTERVAL:
-            self._committed = now
-            for sender in self._senders:
-                with self._shipper.quarantining(sender):
-                    sender.commit()
-            self._drop_failed()
-
-    def _drop_failed(self) -> None:
-        self._senders = [sender for sender in self._senders if sender.error is None]
-
-    def _is_time_for_others(self) -> bool:
-        """Return whether a quarantined sender is due for a retry, which takes another call."""
-        return not self._until_empty and self._shipper.is_any_due()
-
-    def _is_finished(self) -> bool:
-        """Return whether all records are acknowledged, with `until_empty`."""
-        return self._until_empty and not self._unanswered and all(sender.is_sent for sender in self._senders)
-
-    def _rest(self, *, is_idle: bool) -> None:
-        """Wait until more records arrive, and then briefly for those that follow them."""
-        if is_idle:
-            now = system.port.monotonic()
-            if now >= self._pinged + PING_INTERVAL:
-                self._ask()
-            if now >= self._looked + POLL:
-                self._looked = now
-                self._look_for_vanished()
-            self._waiter.sleep(self._senders, IMPATIENT_POLL if self._until_empty else POLL)
-        if self._shipper.linger:
-            system.port.sleep(self._shipper.linger)
-
-    def _look_for_vanished(self) -> None:
-        """Look for deleted logs. A journal's cursor that has found nothing then also looks for later segments, after a repair."""
-        for sender in self._senders:
-            with self._shipper.quarantining(sender):
-                sender.refuse_vanished()
-        self._drop_failed()
-
-
-class _Waiter(Handle):
-    """Waits until one of several logs has more: with one inotify descriptor for all."""
-
-    def __init__(self) -> None:
-        self._watcher = Watcher()
-        self._watched: dict[int, object] = {}
-
-    def sleep(self, senders: list[LogSender], timeout: float) -> None:
-        """Wait up to `timeout` seconds; may return early, or without new records."""
-        is_rung = True
-        for sender in senders:
-            cursor = sender.cursor
-            assert cursor is not None
-            if sender.index not in self._watched or self._watched[sender.index] != cursor.files:
-                self._watched[sender.index] = cursor.files
-                with suppress(OSError):  # it is being deleted
-                    cursor.watch(self._watcher, sender.index)
-                timeout = 0  # earlier events are not reported
-            cursor.ask()
-            is_rung = is_rung and cursor.is_rung
-        if timeout and any(not sender.is_sent for sender in senders):
-            return
-        if is_rung and not self._watcher.is_blind:
-            self._watcher.wait(timeout)
-        else:
-            self._wait_for_work(senders, timeout)
-
-    def _wait_for_work(self, senders: list[LogSender], timeout: float) -> None:
-        """Wait without inotify, because the system has no watch left: check only the ends, less often as time passes.
-
-        A process with many shippers would use up a processor by checking everything every few milliseconds.
-        """
-        left, pause = timeout, BLIND_POLL
-        while left > 0 and all(sender.is_sent for sender in senders):
-            system.port.sleep(min(left, pause))
-            left -= pause
-            pause = min(2 * pause, LONGEST_BLIND_POLL)
-
-    def close(self) -> None:
-        self._watcher.close()
-
-
-def open_source(path: Path) -> list[Log]:
-    """Open a log, or the logs of a shard set, in order. Raises NotALog for a queue, and the errors of opening."""
-    try:
-        return [logs.open_store(path, timeout=PATIENCE)]
-    except NotALog:
-        if is_queue(path):
-            raise
-        return list(shard.open(path, timeout=PATIENCE).shards)
+def _state(states: list[State]) -> State:
+    """Return the common state of all hubs; "degraded" if only some are connected."""
+    if "connected" in states:
+        return "connected" if set(states) == {"connected"} else "degraded"
+    return states[0]

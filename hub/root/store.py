@@ -27,7 +27,9 @@ from types import MappingProxyType, TracebackType
 import kvspool
 from hub.client_ids import check_client
 from hub.errors import Conflict, Fenced, HubFull, Malformed, RootInUse
+from hub.root import draining
 from hub.root.catalogue import Catalogue
+from hub.root.draining import Drain
 from hub.root.generations import GENERATIONS as GENERATIONS
 from hub.root.generations import MOST_GENERATIONS as MOST_GENERATIONS
 from hub.root.generations import generations as generations
@@ -76,12 +78,8 @@ class Store(Handle):
         self.root = root
         self._changed = changed
         folder = root / PRIVATE
-        with suppress(FileExistsError):
-            system.port.make_directory(folder)
-        self._lock_file = Descriptor(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-        if not system.port.try_lock_file(self._lock_file.number, shared=False):
-            self._lock_file.close()
-            raise RootInUse(f"another hub serves {root}; stop it first")
+        self._lock_file = lock_root(root)
+        self.drain = Drain(folder)
         self.catalogue = Catalogue(root) if catalogue is None else catalogue
         self._maker = ShardMaker(root, folder)
         self._maker.clean()
@@ -109,6 +107,8 @@ class Store(Handle):
             names = [route.directory_name(client, bits, index) for index in range(1 << route.check_bits(bits))]
         except ValueError as error:
             raise Malformed(str(error)) from None
+        if self.drain.is_set:
+            raise HubFull(draining.WORDS, draining.RETRY)
         with self._entering_of(client):
             found = self.catalogue.client(client)
             try:
@@ -317,6 +317,18 @@ class Store(Handle):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def lock_root(root: Path) -> Descriptor:
+    """Return the descriptor of the lock that the only hub of a root holds. Raises RootInUse."""
+    folder = root / PRIVATE
+    with suppress(FileExistsError):
+        system.port.make_directory(folder)
+    file = Descriptor(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    if not system.port.try_lock_file(file.number, shared=False):
+        file.close()
+        raise RootInUse(f"another hub serves {root}; stop it first")
+    return file
 
 
 def root_id(root: Path) -> str:

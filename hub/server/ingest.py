@@ -20,7 +20,7 @@ import pyarrow as pa
 from hub.errors import HubError, HubFull, Malformed, NotAllowed, NotAuthenticated, ShardDamaged
 from hub.protocol import ingest
 from hub.protocol.ingest import Acknowledged, Done, FromHub, Level, Opened, Opening, Ping, Put, ResumePoint, ShippedLog
-from hub.root import columns
+from hub.root import columns, draining
 from hub.root.columns import SequencedBatch
 from hub.root.store import Outcome, Shard, Store
 from hub.server import ipc
@@ -98,6 +98,8 @@ class IngestSession:
                 raise Malformed(f"a put for shard {put.index}, for which the call was not opened")
             return []
         try:
+            if self._store.drain.is_set:
+                raise HubFull(draining.WORDS, draining.RETRY)
             self.pause = self._guard.admit(records.size)
             outcome = self._shards[put.index].put(log.id, SequencedBatch(put.first, batch, records), put.after)
         except (Malformed, NotAllowed, NotAuthenticated):

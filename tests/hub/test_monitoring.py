@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from hub.client.mirror import MirrorStatus
 from hub.client.ship_state import ShipState, exposition
-from hub.client.shipper import ShipStatus
+from hub.client.ship_status import ShipStatus
 from hub.protocol.status import ReaderStatus
 from hub.web import metrics
 

@@ -23,7 +23,7 @@ import shard
 from hub.cli import ship
 from hub.client.mirror import Mirror
 from hub.client.ship_state import ShipState
-from hub.client.shipper import ShipStatus
+from hub.client.ship_status import ShipStatus
 from hub.client.state_listener import StateListener, ask, parse_address
 from kvspool import system
 from kvspool.cli import main

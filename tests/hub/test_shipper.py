@@ -22,7 +22,8 @@ import kvspool
 import shard
 from hub.client import hubs
 from hub.client.connection import Connection
-from hub.client.log_sender import PATIENCE, PREFIX, LogSender
+from hub.client.hubs import PREFIX
+from hub.client.log_sender import PATIENCE, LogSender
 from hub.client.shipper import Shipper
 from hub.errors import Conflict, Fenced, Restored, ShardDamaged, Unreachable
 from hub.protocol.ingest import Put, ResumePoint
@@ -53,7 +54,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let shippers check often for changes without an event: a deleted or recreated log, a quarantined log that is due."""
-    for name in ("shipper.POLL", "shipper.LOOK_AGAIN", "log_sender.LOOK_AGAIN", "log_sender.TRY_AGAIN"):
+    for name in ("hub_shipper.POLL", "hub_shipper.LOOK_AGAIN", "log_sender.LOOK_AGAIN", "log_sender.TRY_AGAIN"):
         monkeypatch.setattr(f"hub.client.{name}", 0.05)
 
 
@@ -108,7 +109,7 @@ def test_a_backlog_is_asked_about_a_few_times_in_a_window_and_at_its_end(
     server: HubServer, root: Path, path: Path, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Batches of 6 records, a window of 8 batches; nothing but a question of the shipper brings an answer."""
-    monkeypatch.setattr("hub.client.shipper.PING_INTERVAL", 1e6)
+    monkeypatch.setattr("hub.client.hub_shipper.PING_INTERVAL", 1e6)
     asked: list[bool] = []
     send = Connection.put
 
@@ -350,7 +351,7 @@ def test_a_lock_that_is_held_for_too_long_stops_its_shard_until_it_is_free(root:
     with shard.create(tmp_path / "set", bits=1, format="kvj") as logs, HubServer(root, level="disk") as server:
         one, two = logs.shards
         with shipping(tmp_path / "set", server.location) as shipper, kvspool.open(one.path, format="kvj") as other:
-            assert {sender.log.timeout for sender in shipper.senders} == {PATIENCE}  # type: ignore[union-attr]
+            assert {sender.log.timeout for sender in shipper.hubs[0].senders} == {PATIENCE}  # type: ignore[union-attr]
             one.append(b"one")
             with append_lock.held(other):
                 eventually(lambda: shipper.status().lanes[0].error)
@@ -396,14 +397,14 @@ def test_what_can_not_pass_stops_its_shard_for_good(root: Path, tmp_path: Path, 
         logs.shards[0].append(b"x" * 20_000)
         with shipping(tmp_path / "set", server.location) as shipper:
             eventually(lambda: shipper.status().lanes[0].error)
-            assert shipper.senders[0].retry_at is None
+            assert shipper.hubs[0].senders[0].retry_at is None
         assert "shard 0 of client is quarantined until the shipper is restarted: " in caplog.text
 
 
 def test_a_hub_that_fails_as_a_whole_is_waited_for(
     server: HubServer, root: Path, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hub.client.shipper.ASK_AGAIN", 0.1)
+    monkeypatch.setattr("hub.client.hub_shipper.ASK_AGAIN", 0.1)
     enter = Store.enter
 
     def fail(*_: Any) -> None:
@@ -475,7 +476,7 @@ def test_a_hub_that_has_acknowledged_something_after_a_move_and_lost_it_gets_all
         log.append_many([b"x"] * 10)
         log.reader(f"{PREFIX}first", "latest").close()
         log.append_many([b"x"] * 10)
-        with closing(LogSender(0, log, "second")) as sender:
+        with closing(LogSender(0, log, "grpc://second:1")) as sender:
             sender.open(ResumePoint(0, 0, False), "appended")
             assert (sender.acked, sender.behind) == (10, 10)
             sender.acknowledge(15)
@@ -512,7 +513,7 @@ def test_until_empty_says_that_the_log_vanished(server: HubServer, path: Path) -
     kvspool.create(path).close()
     with Shipper(path, server.location, client="client") as shipper:
         shutil.rmtree(path)
-        shipper.senders[0].fail(LogVanished("gone"))
+        shipper.hubs[0].senders[0].fail(LogVanished("gone"))
         with pytest.raises(LogVanished):
             shipper.run(until_empty=True)
 
@@ -590,8 +591,8 @@ def test_a_log_that_was_damaged_is_shipped_on_once_it_is_repaired(server: HubSer
             two.append(b"more")
             eventually(lambda: len(stored(root / "client.1.001")) == 101)
             connections = server.status().clients[0].connections
-            retries = shipper.senders[0].retry_at
-            eventually(lambda: shipper.senders[0].retry_at != retries)  # it was looked at again, and is still damaged
+            retries = shipper.hubs[0].senders[0].retry_at
+            eventually(lambda: shipper.hubs[0].senders[0].retry_at != retries)  # it was looked at again, and is still damaged
             assert server.status().clients[0].connections == connections == 1
             kvspool.repair(one.path)
             with kvspool.open(one.path, format="kvj") as repaired:

@@ -1,0 +1,501 @@
+"""Ship to one hub: follow the logs of a client and send their records, exactly once, through outages of any length.
+
+Each log has a sender with a durable reader; one call carries all senders. The shipper commits exactly the records that the hub has
+acknowledged. After a crash or an outage the hub reports what it has stored, and the senders continue from there. Unacknowledged records
+are still in the log, so they need no memory here: a sender reads them again.
+
+**Batches.** Available records are sent at once, up to `batch_bytes` of each sender in turn. If fewer are available, the shipper waits for
+`linger` seconds, so that single records travel together. At most `window` bytes of all senders together, plus one batch, are sent without
+an acknowledgement: each batch waits until fewer bytes are unacknowledged.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+
+import shard
+from hub.client import hubs
+from hub.client.connection import SILENCE, Connection, Security, jittered
+from hub.client.copies_of_log import Copies
+from hub.client.log_sender import ASK_AGAIN, LOOK_AGAIN, PATIENCE, LogSender
+from hub.client.ship_status import SenderStatus, ShipStatus, State
+from hub.client_ids import check_client
+from hub.errors import HubError, HubFull, NotAllowed, QuotaExceeded, ShardDamaged, Silent, Unexpected, Unreachable
+from hub.protocol.ingest import BATCH_BYTES, VERSION, Opening, ShippedLog
+from hub.root.columns import SequencedBatch
+from kvspool import system
+from kvspool.engine.wakeups import BLIND_POLL, POLL, Watcher
+from kvspool.errors import KvspoolError, NotALog
+from kvspool.opening import logs
+from kvspool.options import Isolation
+from kvspool.queue import is_queue
+from kvspool.system.handles import Handle, close_all
+from shard.merged import Log
+
+LINGER = 0.002  # seconds
+WINDOW = 8 << 20  # bytes
+QUESTIONS = 4  # number of questions about stored records per window
+MOST_ROWS = 16_384  # of a batch
+COMMIT_INTERVAL = 0.1  # seconds between two commits of the durable readers
+PING_INTERVAL = 5.0  # seconds without anything to send after which the hub is pinged
+IMPATIENT_POLL = 0.05  # seconds between two checks with `until_empty`
+FIRST_BACKOFF, LONGEST_BACKOFF = 0.05, 30.0  # seconds
+LONGEST_BLIND_POLL = 0.05  # seconds between two checks without inotify, after a while without records
+MOST_PATIENCE = 64  # times `silence`: the longest wait for an answer over a slow network
+KEEP_ALIVE = 1.0  # seconds between two heartbeats of the durable readers during an outage
+logger = logging.getLogger("kvspool.ship")
+
+class HubShipper(Handle):
+    """Ships one log or one shard set to one hub as the client `client`. `run` ships in the calling thread until `stop` is called."""
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str],
+        hub: str,
+        *,
+        client: str,
+        security: Callable[[], Security],
+        isolation: Isolation | None = None,
+        linger: float = LINGER,
+        batch_bytes: int = BATCH_BYTES,
+        window: int = WINDOW,
+        silence: float = SILENCE,
+        copies: Copies | None = None,
+    ) -> None:
+        """Take the source's durable readers. Raises the errors of opening it, ReaderBusy if it is already being shipped, ValueError.
+
+        hub: its location. copies: what the client's other hubs have, if there are any. The other arguments are those of `Shipper`.
+        """
+        self.client = check_client(client)
+        self.hub = hubs.check(hub)
+        self._security = security
+        self.isolation = isolation
+        self.linger = linger
+        self.batch_bytes = batch_bytes
+        self.window = window
+        self._silence = silence
+        self._pulse = KEEP_ALIVE if copies is None else COMMIT_INTERVAL  # copies: writers may wait for what the other hubs have stored
+        logs = open_source(Path(os.path.abspath(source)))
+        self.senders: list[LogSender] = []
+        try:
+            for index, log in enumerate(logs):
+                self.senders.append(LogSender(index, log, self.hub, copies))
+        except BaseException:
+            self.close()
+            for log in logs[len(self.senders) :]:
+                log.close()
+            raise
+        self._stop = threading.Event()
+        self._has_ended = threading.Event()
+        self._state: State = "connecting"
+        self._error = ""
+        self._outages = 0
+        self._bytes = 0
+        self._retry_at = 0.0
+
+    # Running.
+
+    def run(self, *, until_empty: bool = False) -> None:
+        """Ship until `stop` is called from another thread or a signal handler; `until_empty`: until the hub has all available records.
+
+        An outage is no error: the shipper retries until the hub is back. A log that can't be shipped is quarantined while the others
+        continue. A deleted log is shipped again once it is recreated. The log is retried after a transient error: of a lock, of the system,
+        or of a shard that is damaged at the hub. Raises the error of the first log that can't be shipped: when no log can be shipped any
+        more, or, with `until_empty`, when the others are done.
+        """
+        pulse = threading.Thread(target=self._keep_alive, name="kvspool pulse", daemon=True)
+        self._has_ended.clear()
+        pulse.start()
+        try:
+            self._run(until_empty)
+            self._state = "stopped"
+        except BaseException:
+            self._state = "failed"
+            raise
+        finally:
+            self._has_ended.set()
+            pulse.join()
+
+    def _run(self, until_empty: bool) -> None:
+        failures, patience = 0, 1
+        while not self._stop.is_set():
+            senders = self._live(until_empty)
+            before = sum(sender.acked for sender in self.senders)
+            try:
+                if not senders:
+                    self._rest(LOOK_AGAIN)
+                    continue
+                self._call(senders, until_empty, self._silence * patience)
+                if until_empty:
+                    break
+            except HubError as error:
+                has_progressed = sum(sender.acked for sender in self.senders) > before
+                failures = 1 if has_progressed else failures + 1
+                if has_progressed or self._state == "connecting":
+                    patience = max(1, patience // 2)
+                elif isinstance(error, Silent):
+                    patience = min(2 * patience, MOST_PATIENCE)
+                backoff = min(FIRST_BACKOFF * 2 ** min(failures - 1, 20), LONGEST_BACKOFF)
+                self._rest(max(self._note(error, until_empty), jittered(backoff)))
+        errors = [sender.error for sender in self.senders if sender.error is not None]
+        if until_empty and errors and not self._stop.is_set():
+            raise errors[0]
+
+    def _call(self, senders: list[LogSender], until_empty: bool, silence: float) -> None:
+        """Ship over one connection until it is finished or broken, or a quarantined sender may be retried."""
+        self._state = "connecting"
+        logs = []
+        for sender in senders:
+            with self.quarantining(sender):
+                logs.append(ShippedLog(sender.index, sender.id, sender.log.end()))
+        if not logs:
+            return
+        opening = Opening(VERSION, self.client, len(self.senders).bit_length() - 1, logs)
+        with Connection(self.hub, self._security(), opening, silence) as connection:
+            self._state, self._error = "connected", ""
+            session = ShipSession(self, connection, {log.index for log in logs}, until_empty)
+            try:
+                session.run()
+                connection.finish()
+            finally:
+                session.close()
+
+    def stop(self) -> None:
+        """Make `run` return."""
+        self._stop.set()
+
+    @property
+    def is_connected(self) -> bool:
+        """Return whether the hub accepts records now."""
+        return self._state == "connected"
+
+    @property
+    def is_stopping(self) -> bool:
+        """Return whether `stop` was called."""
+        return self._stop.is_set()
+
+    def _live(self, until_empty: bool) -> list[LogSender]:
+        """Return the senders that can be shipped now. Raises the error of the first one if no sender can be shipped, now or later."""
+        self.is_any_due()
+        senders = [sender for sender in self.senders if sender.error is None]
+        if not senders and (until_empty or all(sender.retry_at is None for sender in self.senders)):
+            error = self.senders[0].error
+            assert error is not None
+            raise error
+        return senders
+
+    def is_any_due(self) -> bool:
+        """Return whether a quarantined sender is due for a retry."""
+        return any([self._is_due(sender) for sender in self.senders])
+
+    def _is_due(self, sender: LogSender) -> bool:
+        with self.quarantining(sender):
+            return sender.is_due()
+        return False
+
+    @contextmanager
+    def quarantining(self, sender: LogSender) -> Iterator[None]:
+        """Quarantine a sender if its own log, or its shard at the hub, raises an error; errors that concern all senders are raised."""
+        try:
+            yield
+        except (HubFull, QuotaExceeded, Unexpected, Unreachable, NotAllowed):
+            raise
+        except (KvspoolError, OSError) as error:
+            sender.fail(error)
+            logger.error("shard %d of %s is quarantined %s: %s", sender.index, self.client, sender.until, sender.error)
+
+    def _note(self, error: HubError, until_empty: bool) -> float:
+        """Note why a connection ended. Return the shortest time to wait, in seconds. Raises the error if a retry is useless."""
+        self._outages += 1
+        self._error = str(error)
+        logger.warning("%s", error)
+        if isinstance(error, HubFull | QuotaExceeded):
+            return error.retry_after or LONGEST_BACKOFF
+        if isinstance(error, ShardDamaged) and not until_empty:
+            return ASK_AGAIN  # the hub failed as a whole, and its own log has the reason; it may be repaired
+        if not isinstance(error, Unreachable | NotAllowed | Unexpected):
+            raise error
+        return 0.0
+
+    def _rest(self, seconds: float) -> None:
+        """Wait before the next attempt."""
+        self._state = "waiting"
+        self._retry_at = system.port.monotonic() + seconds
+        self._stop.wait(seconds)
+
+    def _keep_alive(self) -> None:
+        """Send heartbeats of the durable readers during any wait, so that a hub that hangs doesn't cost them their held records."""
+        while not self._has_ended.wait(self._pulse):
+            for sender in self.senders:
+                sender.keep_alive()
+
+    def counted(self, size: int) -> None:
+        """Count a sent batch."""
+        self._bytes += size
+
+    # Maintenance.
+
+    def status(self) -> ShipStatus:
+        """Return the shipper's current state. Can be called by other threads."""
+        senders = [
+            SenderStatus(sender.index, str(sender.path), sender.records, sender.acked, sender.behind, sender.lost, str(sender.error or ""))
+            for sender in self.senders
+        ]
+        return ShipStatus(
+            client=self.client,
+            hub=self.hub,
+            state=self._state,
+            behind=sum(sender.behind for sender in senders),
+            sent=sum(sender.sent for sender in senders),
+            bytes=self._bytes,
+            lost=sum(sender.lost for sender in senders),
+            outages=self._outages,
+            retry_in=max(0.0, self._retry_at - system.port.monotonic()) if self._state == "waiting" else 0.0,
+            error=self._error,
+            lanes=senders,
+        )
+
+    def close(self) -> None:
+        """Close the durable readers and the logs."""
+        close_all(self.senders)
+
+    def __enter__(self) -> HubShipper:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+class ShipSession(Handle):
+    """One connection of a shipper, from its opening until it is stopped or broken."""
+
+    def __init__(self, shipper: HubShipper, connection: Connection, indexes: set[int], until_empty: bool) -> None:
+        """Start the senders where the hub says."""
+        opened = connection.opened
+        self._shipper = shipper
+        self._connection = connection
+        self._until_empty = until_empty
+        self._isolation: Isolation = shipper.isolation or ("synced" if opened.level == "disk" else "appended")
+        self._largest = opened.batch_bytes
+        self._batch_bytes = min(shipper.batch_bytes, self._largest)
+        self._senders: list[LogSender] = []
+        # Bytes that one question covers while more records are available: never more than a window, which waits for an answer.
+        self._question = min(shipper.window, max(self._batch_bytes, shipper.window // QUESTIONS))
+        # The next batch to send: it asks for an acknowledgement if it is the last one for now.
+        self._unsent: tuple[LogSender, SequencedBatch] | None = None
+        self._unanswered: deque[int] = deque()  # bytes covered by each unanswered question
+        self._unasked = 0
+        self._committed = self._pinged = self._looked = system.port.monotonic()
+        for place in opened.places:
+            sender = shipper.senders[place.index]
+            with shipper.quarantining(sender):
+                sender.open(place, self._isolation)
+                self._senders.append(sender)
+        self._to_refuse = indexes - {place.index for place in opened.places}  # the hub has yet to report why they have no place
+        self._waiter = _Waiter()
+
+    def run(self) -> None:
+        """Send new records, and note stored ones. Raises the error that broke the connection."""
+        while self._to_refuse:
+            self._hear()
+        while self._senders and not self._shipper.is_stopping and not self._is_time_for_others():
+            size, has_more = self._round()
+            if not has_more and self._unanswered:
+                self._hear()
+            else:
+                self._commit_now_and_then()
+            if not has_more:
+                if not size and self._is_finished():
+                    return
+                self._rest(is_idle=not size and not self._unanswered)
+
+    def close(self) -> None:
+        """Close the read-ahead, and commit acknowledged records."""
+        with suppress(HubError):
+            self._take_answers()
+        self._waiter.close()
+        for sender in self._senders:
+            sender.close_cursor()
+            with self._shipper.quarantining(sender):
+                sender.commit()
+
+    def _round(self) -> tuple[int, bool]:
+        """Send a batch of each sender that has one. Return their bytes, and whether more is probably available because a batch was full.
+
+        If no more is available, the last batch asks for an acknowledgement of all.
+        """
+        size, has_more = 0, False
+        for sender in self._senders:
+            if sender.error is not None:
+                continue  # since the round began
+            rows = None
+            with self._shipper.quarantining(sender):
+                if self._isolation == "synced":
+                    sender.sync()
+                rows = sender.next_rows(MOST_ROWS, self._batch_bytes)
+            if rows is not None:
+                size += rows.size
+                has_more = has_more or rows.batch.num_rows == MOST_ROWS or rows.size > self._batch_bytes // 2
+                self._send_unsent(is_last=False)
+                self._unsent = sender, rows
+        self._send_unsent(is_last=not has_more)
+        if not has_more and self._unasked:
+            self._ask()  # the end of a backlog was not recognised as such, or the last sender was quarantined
+        self._drop_failed()
+        return size, has_more
+
+    def _send_unsent(self, *, is_last: bool) -> None:
+        """Send the unsent batch. It asks for an acknowledgement if it is the last for now, or after enough bytes without a question."""
+        if self._unsent is None:
+            return
+        (sender, rows), self._unsent = self._unsent, None
+        self._make_room()
+        if sender.error is not None:
+            return  # the hub has refused it in the meantime
+        size = rows.size
+        ask = is_last or self._unasked + size >= self._question
+        put = None
+        with self._shipper.quarantining(sender):
+            put = sender.put(rows, ask, self._largest)
+        if put is None:
+            return
+        self._unasked += size
+        if ask:
+            self._note_question()
+        self._connection.put(put, rows.batch)
+        self._shipper.counted(size)
+
+    def _make_room(self) -> None:
+        """Wait until less than a window is unacknowledged."""
+        while self._unanswered and sum(self._unanswered) + self._unasked >= self._shipper.window:
+            self._hear()
+
+    def _ask(self) -> None:
+        """Ask for an acknowledgement, and report the ends of the logs."""
+        self._note_question()
+        self._connection.ping({sender.index: sender.sent + sender.behind for sender in self._senders})
+
+    def _note_question(self) -> None:
+        self._unanswered.append(self._unasked)
+        self._unasked = 0
+        self._pinged = system.port.monotonic()
+
+    def _hear(self) -> None:
+        """Wait for a message of the hub, and act on it."""
+        self._connection.hear()
+        self._take_answers()
+        self._commit_now_and_then()
+
+    def _take_answers(self) -> None:
+        """Note the hub's acknowledgements and refusals."""
+        connection = self._connection
+        while len(self._unanswered) > connection.asked - connection.answered:
+            self._unanswered.popleft()
+        for sender in self._senders:
+            sender.acknowledge(connection.stored.pop(sender.index, 0))
+        while connection.refused:
+            index, error = connection.refused.popitem()
+            self._to_refuse.discard(index)
+            if self._shipper.senders[index].error is None:
+                with self._shipper.quarantining(self._shipper.senders[index]):
+                    raise error
+        self._drop_failed()
+
+    def _commit_now_and_then(self) -> None:
+        now = system.port.monotonic()
+        if now >= self._committed + COMMIT_INTERVAL:
+            self._committed = now
+            for sender in self._senders:
+                with self._shipper.quarantining(sender):
+                    sender.commit()
+            self._drop_failed()
+
+    def _drop_failed(self) -> None:
+        self._senders = [sender for sender in self._senders if sender.error is None]
+
+    def _is_time_for_others(self) -> bool:
+        """Return whether a quarantined sender is due for a retry, which takes another call."""
+        return not self._until_empty and self._shipper.is_any_due()
+
+    def _is_finished(self) -> bool:
+        """Return whether all records are acknowledged, with `until_empty`."""
+        return self._until_empty and not self._unanswered and all(sender.is_sent for sender in self._senders)
+
+    def _rest(self, *, is_idle: bool) -> None:
+        """Wait until more records arrive, and then briefly for those that follow them."""
+        if is_idle:
+            now = system.port.monotonic()
+            if now >= self._pinged + PING_INTERVAL:
+                self._ask()
+            if now >= self._looked + POLL:
+                self._looked = now
+                self._look_for_vanished()
+            self._waiter.sleep(self._senders, IMPATIENT_POLL if self._until_empty else POLL)
+        if self._shipper.linger:
+            system.port.sleep(self._shipper.linger)
+
+    def _look_for_vanished(self) -> None:
+        """Look for deleted logs. A journal's cursor that has found nothing then also looks for later segments, after a repair."""
+        for sender in self._senders:
+            with self._shipper.quarantining(sender):
+                sender.refuse_vanished()
+        self._drop_failed()
+
+
+class _Waiter(Handle):
+    """Waits until one of several logs has more: with one inotify descriptor for all."""
+
+    def __init__(self) -> None:
+        self._watcher = Watcher()
+        self._watched: dict[int, object] = {}
+
+    def sleep(self, senders: list[LogSender], timeout: float) -> None:
+        """Wait up to `timeout` seconds; may return early, or without new records."""
+        is_rung = True
+        for sender in senders:
+            cursor = sender.cursor
+            assert cursor is not None
+            if sender.index not in self._watched or self._watched[sender.index] != cursor.files:
+                self._watched[sender.index] = cursor.files
+                with suppress(OSError):  # it is being deleted
+                    cursor.watch(self._watcher, sender.index)
+                timeout = 0  # earlier events are not reported
+            cursor.ask()
+            is_rung = is_rung and cursor.is_rung
+        if timeout and any(not sender.is_sent for sender in senders):
+            return
+        if is_rung and not self._watcher.is_blind:
+            self._watcher.wait(timeout)
+        else:
+            self._wait_for_work(senders, timeout)
+
+    def _wait_for_work(self, senders: list[LogSender], timeout: float) -> None:
+        """Wait without inotify, because the system has no watch left: check only the ends, less often as time passes.
+
+        A process with many shippers would use up a processor by checking everything every few milliseconds.
+        """
+        left, pause = timeout, BLIND_POLL
+        while left > 0 and all(sender.is_sent for sender in senders):
+            system.port.sleep(min(left, pause))
+            left -= pause
+            pause = min(2 * pause, LONGEST_BLIND_POLL)
+
+    def close(self) -> None:
+        self._watcher.close()
+
+
+def open_source(path: Path) -> list[Log]:
+    """Open a log, or the logs of a shard set, in order. Raises NotALog for a queue, and the errors of opening."""
+    try:
+        return [logs.open_store(path, timeout=PATIENCE)]
+    except NotALog:
+        if is_queue(path):
+            raise
+        return list(shard.open(path, timeout=PATIENCE).shards)

@@ -1,0 +1,53 @@
+"""The state of a shipper: of each log, of each hub, and of all hubs together."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+State = Literal["connecting", "connected", "degraded", "waiting", "stopped", "failed"]
+"""degraded: of several hubs, some are connected and others are not."""
+
+
+class SenderStatus(msgspec.Struct, frozen=True):
+    """The state of one shipped log.
+
+    sent: records sent, repeated ones counted again; acknowledged: the hub has stored every sequence below it; behind: records that the hub
+    has not stored; lost: sequences that were overwritten before they were sent; error: why the log is not shipped now. Of several hubs,
+    acknowledged and behind count a record once enough hubs have it.
+    """
+
+    shard: int
+    path: str
+    sent: int
+    acknowledged: int
+    behind: int
+    lost: int
+    error: str
+
+
+class ShipStatus(msgspec.Struct, frozen=True):
+    """The state of a shipper. outages: broken connections; retry_in: seconds until the next attempt, in the state "waiting".
+
+    copies: the state at each hub, if there are several; then `hub` has all locations. acks: hubs that have to store a record.
+    """
+
+    client: str
+    hub: str
+    state: State
+    behind: int
+    sent: int
+    bytes: int
+    lost: int
+    outages: int
+    retry_in: float
+    error: str
+    lanes: list[SenderStatus]
+    copies: list[ShipStatus] = []
+    acks: int = 1
+
+    @property
+    def by_hub(self) -> list[ShipStatus]:
+        """Return the state at each hub."""
+        return self.copies or [self]

@@ -1,0 +1,245 @@
+"""A client that ships to several hubs: what is acknowledged is at enough of them, and each ends up with every record."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes_of_a_hub import HubProcess
+from serving import HubServer
+from shipping import contents, eventually, gaps, shipping, stored
+
+import hub
+import kvspool
+from hub.client import hubs
+from hub.client.shipper import Shipper
+from hub.errors import CopyUnreachable
+
+CLIENT = "client"
+
+
+@pytest.fixture
+def roots(tmp_path: Path) -> list[Path]:
+    """The roots of three hubs."""
+    found = [tmp_path / name for name in ("hub1", "hub2", "hub3")]
+    for root in found:
+        hub.create(root).close()
+    return found
+
+
+@pytest.fixture
+def two(roots: list[Path]) -> Iterator[list[HubProcess]]:
+    """Two hubs as processes of their own."""
+    with HubProcess(roots[0]) as first, HubProcess(roots[1]) as second:
+        yield [first, second]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "log"
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look often for what has changed without an event."""
+    for name in ("hub_shipper.POLL", "hub_shipper.LOOK_AGAIN", "log_sender.LOOK_AGAIN", "log_sender.TRY_AGAIN"):
+        monkeypatch.setattr(f"hub.client.{name}", 0.05)
+    monkeypatch.setattr("hub.client.hub_shipper.LONGEST_BACKOFF", 0.2)
+
+
+def locations(processes: list[HubProcess]) -> list[str]:
+    return [one.location for one in processes]
+
+
+def place(log: Any, location: str) -> int:
+    """Return the position of the durable reader for a hub."""
+    (found,) = [one.sequence for one in log.readers() if one.name == hubs.reader_name(location)]
+    return int(found)
+
+
+def at(shipper: Shipper, location: str) -> int:
+    """Return how much a hub has acknowledged."""
+    (found,) = [one for one in shipper.status().copies if one.hub == location]
+    return found.lanes[0].acknowledged
+
+
+def state_of(shipper: Shipper, location: str) -> str:
+    return next(one.state for one in shipper.status().copies if one.hub == location)
+
+
+def append(log: Any, count: int) -> None:
+    first = log.end()
+    log.append_many([b"record %d" % number for number in range(first, first + count)], keys=[b"key"] * count)
+
+
+def expected(end: int) -> list[bytes]:
+    return [b"record %d" % number for number in range(end)]
+
+
+def values(root: Path) -> list[bytes]:
+    return [row.value for row in stored(root / CLIENT).values()]
+
+
+def test_each_hub_gets_every_record_and_the_log_forgets_none_before(two: list[HubProcess], roots: list[Path], path: Path) -> None:
+    with kvspool.create(path, capacity="1MiB", policy="block") as log:
+        append(log, 5000)
+        with Shipper(path, locations(two), client=CLIENT, copies=2) as shipper:
+            shipper.run(until_empty=True)
+            status = shipper.status()
+        assert stored(roots[0] / CLIENT) == stored(roots[1] / CLIENT) == contents(log)
+        assert [place(log, one.location) for one in two] == [5000, 5000]
+    assert (status.acks, status.behind, status.lanes[0].acknowledged, [one.sent for one in status.copies]) == (2, 0, 5000, [5000, 5000])
+
+
+@pytest.mark.parametrize(("acks", "degraded"), [(2, "wait"), (2, "continue"), (1, "wait")])
+def test_a_lost_hub_holds_the_log_or_not_and_the_other_one_continues(
+    two: list[HubProcess], roots: list[Path], path: Path, acks: int, degraded: Any
+) -> None:
+    """The ring is small: it forgets records that it doesn't have to hold. The hub that returns gets them from the other one."""
+    lost, other = two
+    with kvspool.create(path, capacity="64KiB", policy="block") as log:
+        append(log, 100)
+        with shipping(path, locations(two), CLIENT, copies=2, acks=acks, degraded=degraded) as shipper:
+            eventually(lambda: [at(shipper, one.location) for one in two] == [100, 100])
+            lost.kill()
+            append(log, 200)
+            eventually(lambda: at(shipper, other.location) == 300 and state_of(shipper, lost.location) != "connected")
+            assert shipper.status().state == "degraded"
+            holds = acks == 2 and degraded == "wait"
+            assert shipper.status().lanes[0].acknowledged == (100 if holds else 300)
+            if holds:
+                assert place(log, lost.location) == 100
+                end = 300
+            else:
+                for _ in range(20):
+                    append(log, 200)
+                end = 4300
+                eventually(lambda: place(log, lost.location) > 3000)
+                assert log.extent()[0] > 300
+            lost.start()
+            eventually(lambda: [at(shipper, one.location) for one in two] == [end, end])
+            assert shipper.status().lanes[0].acknowledged == end and shipper.status().lost == 0
+    assert values(roots[0]) == values(roots[1]) == expected(end)
+    assert gaps(kvspool.open(roots[0] / CLIENT)) == []
+
+
+def test_a_hub_that_lost_its_disk_gets_everything_again(two: list[HubProcess], roots: list[Path], path: Path) -> None:
+    lost, other = two
+    with kvspool.create(path, capacity="64KiB") as log:
+        for _ in range(10):
+            append(log, 300)
+            with Shipper(path, locations(two), client=CLIENT, copies=2) as shipper:
+                shipper.run(until_empty=True)
+        assert log.extent()[0] > 1000
+        lost.kill()
+        shutil.rmtree(roots[0])
+        hub.create(roots[0]).close()
+        lost.start()
+        with Shipper(path, locations(two), client=CLIENT, copies=2) as shipper:
+            shipper.run(until_empty=True)
+            assert shipper.status().lost == 0
+    assert values(roots[0]) == values(roots[1]) == expected(3000)
+
+
+def test_records_that_only_an_unreachable_hub_may_have_are_waited_for(two: list[HubProcess], roots: list[Path], path: Path) -> None:
+    """One hub was away, and then the other: the first one gets no Gap for what the other one has."""
+    first, second = two
+    with kvspool.create(path, capacity="64KiB") as log:
+        append(log, 100)
+        with shipping(path, locations(two), CLIENT, copies=2, acks=1) as shipper:
+            eventually(lambda: [at(shipper, one.location) for one in two] == [100, 100])
+            first.kill()
+            for _ in range(20):
+                append(log, 200)
+                eventually(lambda: at(shipper, second.location) == log.end())
+            second.kill()
+            first.start()
+            eventually(lambda: "hub that can't be asked may have it" in shipper.status().lanes[0].error)
+            assert at(shipper, first.location) == 100
+            second.start()
+            eventually(lambda: [at(shipper, one.location) for one in two] == [4100, 4100])
+            assert shipper.status().lost == 0
+    assert values(roots[0]) == values(roots[1]) == expected(4100)
+
+
+def test_a_loss_is_declared_when_the_operator_accepts_it(two: list[HubProcess], roots: list[Path], path: Path) -> None:
+    first, second = two
+    with kvspool.create(path, capacity="64KiB") as log:
+        append(log, 100)
+        with Shipper(path, locations(two), client=CLIENT, copies=2) as shipper:
+            shipper.run(until_empty=True)
+        for _ in range(20):
+            append(log, 200)
+            with Shipper(path, second.location, client=CLIENT) as shipper:
+                shipper.run(until_empty=True)
+        second.kill()
+        options: dict[str, Any] = {"client": CLIENT, "copies": 2, "acks": 1, "degraded": "continue"}
+        with shipping(path, locations(two), CLIENT, copies=2, acks=1) as waits:
+            eventually(lambda: waits.status().lanes[0].error)
+            assert isinstance(waits.hubs[0].senders[0].error or waits.hubs[1].senders[0].error, CopyUnreachable)
+        with Shipper(path, locations(two), may_lose=True, **options) as shipper:
+            (one,) = [one for one in shipper.hubs if one.hub == first.location]
+            one.run(until_empty=True)
+        kept = log.extent()[0]
+        with kvspool.open(roots[0] / CLIENT) as journal:
+            assert gaps(journal) == [(100, kept - 1)]
+
+
+def test_records_that_were_lost_before_any_hub_had_them_are_a_gap_at_once(two: list[HubProcess], roots: list[Path], path: Path) -> None:
+    """A hub that isn't reachable from the beginning holds up no other one."""
+    first, second = two
+    second.kill()
+    with kvspool.create(path, capacity="64KiB") as log:
+        for _ in range(20):
+            append(log, 200)
+        kept = log.extent()[0]
+        assert kept > 0
+        with shipping(path, locations(two), CLIENT, copies=2, acks=1) as shipper:
+            eventually(lambda: at(shipper, first.location) == 4000)
+            assert shipper.status().lanes[0].error == ""
+    with kvspool.open(roots[0] / CLIENT) as journal:
+        assert gaps(journal) == [(0, kept - 1)]
+
+
+def test_a_log_that_was_shipped_to_one_hub_gets_a_copy_at_another(two: list[HubProcess], roots: list[Path], path: Path) -> None:
+    """The second hub gets also the records that only the first one still has."""
+    with kvspool.create(path, capacity="64KiB") as log:
+        for _ in range(10):
+            append(log, 300)
+            with Shipper(path, two[0].location, client=CLIENT) as alone:
+                alone.run(until_empty=True)
+        with Shipper(path, locations(two), client=CLIENT, copies=2) as shipper:
+            shipper.run(until_empty=True)
+    assert values(roots[0]) == values(roots[1]) == expected(3000)
+
+
+def test_two_of_three_hubs_are_chosen_by_the_client(roots: list[Path], path: Path) -> None:
+    with HubServer(roots[0]) as a, HubServer(roots[1]) as b, HubServer(roots[2]) as c, kvspool.create(path, capacity=65536) as log:
+        append(log, 10)
+        every = [one.location for one in (a, b, c)]
+        with Shipper(path, every, client=CLIENT, copies=2) as shipper:
+            shipper.run(until_empty=True)
+        chosen = hubs.chosen(CLIENT, every, copies=2)
+        for location, root in zip(every, roots, strict=True):
+            assert (root / CLIENT).exists() == (location in chosen)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"copies": 0}, "at least one"),
+        ({"copies": 3}, "3 copies need as many hubs"),
+        ({"copies": 2, "acks": 3}, "acks must be from 1"),
+        ({"copies": 2, "acks": 0}, "acks must be from 1"),
+        ({"copies": 2, "degraded": "stop"}, "degraded must be"),
+    ],
+)
+def test_impossible_copies_are_refused(path: Path, options: dict[str, Any], words: str) -> None:
+    kvspool.create(path, capacity=4096).close()
+    with pytest.raises(ValueError, match=words):
+        Shipper(path, ["grpc://a:1", "grpc://b:1"], client=CLIENT, **options)
+
+
