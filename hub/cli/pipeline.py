@@ -292,12 +292,12 @@ def _compact(arguments: argparse.Namespace) -> int:
     from hub.pipeline.job import Compact
     from hub.pipeline.sinks import compact
     from hub.tables.delta import Table
-    from hub.tables.place import Place
+    from hub.tables.place import TablePlace
 
     job = _load(arguments)
     if job.sink.format != "delta":
         raise JobError(f"{job.path}: [sink] format {job.sink.format} is not compacted here")
-    table = Table(Place.of(job.sink.path, job.sink.options))
+    table = Table(TablePlace.of(job.sink.path, job.sink.options))
     before, after = compact(table, job.compact or Compact(), everything=True)
     files = table.info().files
     if arguments.json:

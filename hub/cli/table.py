@@ -110,11 +110,11 @@ def _lines(info: TableInfo) -> Iterator[str]:
 
 def _append(arguments: argparse.Namespace, source: str, path: str) -> int:
     """Append the records of a source until its end, or until a signal."""
-    from hub.pipeline.appender import Source, TableAppender
+    from hub.pipeline.appender import AppendSource, TableAppender
 
     by = tuple(name.strip() for name in arguments.partition_by.split(",") if name.strip())
     appender = TableAppender(
-        Source(Path(source), tuple(arguments.topic)),
+        AppendSource(Path(source), tuple(arguments.topic)),
         path,
         codec=arguments.codec,
         schema=arguments.schema,

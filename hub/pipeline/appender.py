@@ -1,8 +1,8 @@
 """Keep a Delta table up to date from logs, without Spark, each record once.
 
-    from hub.pipeline.appender import Source, TableAppender
+    from hub.pipeline.appender import AppendSource, TableAppender
 
-    with TableAppender(Source(Path("hub")), "flights", codec="json", schema="carrier string, dep_delay int") as appender:
+    with TableAppender(AppendSource(Path("hub")), "flights", codec="json", schema="carrier string, dep_delay int") as appender:
         appender.run(once=True)
 
 **Exactly once.** Each commit has rows, and the next sequence of each shard as an application transaction whose name has the log's id. The
@@ -44,7 +44,7 @@ from hub.spark.shards import Extent, ShardKey
 from hub.tables.delta import PROPERTY, Change, Table, exists
 from hub.tables.errors import Overtaken, TableError
 from hub.tables.files import FileWriter
-from hub.tables.place import Place
+from hub.tables.place import TablePlace
 from kvspool import Gap, system
 from kvspool.system.handles import Handle
 
@@ -60,7 +60,7 @@ LEFT_OUT = ("machine restart", "missing")  # reasons of Gaps that never had a re
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
-class Source(msgspec.Struct, frozen=True):
+class AppendSource(msgspec.Struct, frozen=True):
     """Logs of this host: one log, a shard set, or a hub root. topics: only these of a root."""
 
     path: Path
@@ -93,8 +93,8 @@ class TableAppender(Handle):
 
     def __init__(
         self,
-        source: Source,
-        target: Place | str,
+        source: AppendSource,
+        target: TablePlace | str,
         *,
         codec: Codec = "json",
         schema: str = "",
@@ -113,7 +113,7 @@ class TableAppender(Handle):
         of the durable reader; "" for none. keep_bad: undecodable records go to files next to the table; False: they are an error. rows:
         records of a commit at most. hours: how long a new table keeps files of old versions. Raises the errors of opening logs and tables.
         """
-        self.place = target if isinstance(target, Place) else Place.of(target)
+        self.place = target if isinstance(target, TablePlace) else TablePlace.of(target)
         if codec not in CODECS:
             raise ValueError(f"codec is {', '.join(CODECS)}, not {codec!r}")
         if name and not _NAME.fullmatch(name):

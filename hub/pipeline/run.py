@@ -76,7 +76,7 @@ class PipelineRun(Handle):
         and stopped. Raises PipelineFailed, and the errors of opening the source, the sink and the schema; committed batches stay.
         """
         with ExitStack() as stack:
-            stack.enter_context(_only_one(self.job))
+            stack.enter_context(only_one(self.job))
             sink = open_sink(self.job)
             self._say()
             try:
@@ -215,7 +215,7 @@ class PipelineRun(Handle):
 
 
 @contextmanager
-def _only_one(job: Job) -> Iterator[None]:
+def only_one(job: Job) -> Iterator[None]:
     """Keep other processes of this host from running the job. Raises PipelineRuns."""
     make_folders(job.state)
     file = Descriptor(job.state / "lock", os.O_RDWR | os.O_CREAT)

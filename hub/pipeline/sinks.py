@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from hub.tables.delta import Table
     from hub.tables.files import DataFile
-    from hub.tables.place import Place
+    from hub.tables.place import TablePlace
 
 FACTOR = 8  # between two magnitudes of files that are combined
 VACUUM = 3600.0  # seconds between two removals of old versions
@@ -53,7 +53,7 @@ def open_sink(job: Job) -> Sink:
 class Writing(NamedTuple):
     """A task's work: write its rows as files of a table, and return their descriptions. Picklable."""
 
-    place: Place
+    place: TablePlace
     schema: pyarrow.Schema
     partition_by: tuple[str, ...]
     name: str
@@ -80,11 +80,11 @@ class DeltaSink:
 
     def __init__(self, job: Job) -> None:
         """Check that the package is there. Raises MissingExtra, TableError for an option with a secret."""
-        from hub.tables.place import Place, delta
+        from hub.tables.place import TablePlace, delta
 
         delta()
         self._job = job
-        self._place = Place.of(job.sink.path, job.sink.options)
+        self._place = TablePlace.of(job.sink.path, job.sink.options)
         self._vacuumed = -math.inf
         self._has_all_vacuumed = False
 
@@ -93,7 +93,7 @@ class DeltaSink:
         from hub.tables.delta import PROPERTY, Table, exists
 
         job = self._job
-        self._check_mode()
+        self.check_mode()
         keys = tuple(frame.columns[: len(frame.columns) - len(job.window.aggregates)]) if job.mode == "merge" and job.window else ()
         hours = f"interval {self._hours} hours"
         properties = {
@@ -111,7 +111,7 @@ class DeltaSink:
 
         return frame.writeStream.foreachBatch(write)
 
-    def _check_mode(self) -> None:
+    def check_mode(self) -> None:
         """Raise SinkError if the table was written in another mode: rows to be replaced would stay, or rows to be kept would be lost."""
         from hub.tables.delta import PROPERTY, Table, exists
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hub.tables.delta import Table, column_of
 from hub.tables.files import folder
-from hub.tables.place import Place
+from hub.tables.place import TablePlace
 
 if TYPE_CHECKING:
     import pyarrow
@@ -42,7 +42,7 @@ def _folders(values: dict[str, str | None]) -> str:
 class Reading(NamedTuple):
     """A task's work: read whole files of a table. Picklable."""
 
-    place: Place
+    place: TablePlace
     schema: pyarrow.Schema
 
     def __call__(self, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:

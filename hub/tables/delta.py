@@ -30,10 +30,10 @@ import pyarrow as pa
 from hub.tables import files as data_files
 from hub.tables.errors import Overtaken, TableError
 from hub.tables.files import DataFile
-from hub.tables.place import Place, delta
+from hub.tables.place import TablePlace, delta
 from kvspool import system
 from kvspool.importing import import_whole
-from kvspool.system import disk
+from kvspool.system import disk, documents
 from kvspool.system.descriptor import Descriptor
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 ATTEMPTS = 20  # of a commit, while others commit
 PAUSE = 0.05  # seconds between two of them, at most; doubled up to 2 s
+LARGEST_COMMIT = 1 << 30  # bytes
 MARK = "kvspool"  # in the information of our commits
 PROPERTY = "kvspool.mode"
 LOOKED = 200  # last commits that are searched for our information
@@ -56,7 +57,7 @@ class Change(NamedTuple):
     after: int
 
 
-class Commit(msgspec.Struct, frozen=True):
+class TableCommit(msgspec.Struct, frozen=True):
     """What a commit of ours says of itself. time: ns since 1970."""
 
     version: int
@@ -77,15 +78,15 @@ class TableInfo(msgspec.Struct, frozen=True):
     updated: int
     partition_by: tuple[str, ...]
     columns: dict[str, str]
-    last: Commit | None
+    last: TableCommit | None
 
 
 class Table:
     """An open table. Use it in one thread of one process."""
 
-    def __init__(self, place: Place | str | os.PathLike[str], *, version: int | None = None) -> None:
+    def __init__(self, place: TablePlace | str | os.PathLike[str], *, version: int | None = None) -> None:
         """Open an existing table, at its newest version or an older one. Raises TableError, MissingExtra without the package deltalake."""
-        self.place = place if isinstance(place, Place) else Place.of(place)
+        self.place = place if isinstance(place, TablePlace) else TablePlace.of(place)
         try:
             self._table = delta().DeltaTable(self.place.uri, version=version, storage_options=self.place.storage_options)
         except _errors() as error:
@@ -93,7 +94,13 @@ class Table:
 
     @classmethod
     def make(
-        cls, place: Place, schema: pa.Schema, *, partition_by: Iterable[str] = (), evolve: bool = False, properties: Mapping[str, str] = {}
+        cls,
+        place: TablePlace,
+        schema: pa.Schema,
+        *,
+        partition_by: Iterable[str] = (),
+        evolve: bool = False,
+        properties: Mapping[str, str] = {},
     ) -> Table:
         """Open the table for rows of a schema; create a missing one. evolve: add missing columns to an existing one.
 
@@ -175,6 +182,26 @@ class Table:
         names = [unquote(name) for name in added.column("path").to_pylist()]
         columns = {name: added.column(f"partition.{name}") for name in self.partition_by}
         return [(path, {name: data_files.as_text(column[at]) for name, column in columns.items()}) for at, path in enumerate(names)]
+
+    def dataset(self) -> Any:
+        """Return the version as a dataset of Arrow, which DuckDB and polars query. Only partition values skip files.
+
+        (The one of delta-rs also skips files in which a column has no statistics, such as one with NaN, whatever the filter.)
+        """
+        from pyarrow import dataset, fs
+
+        kind = dataset.ParquetFileFormat()
+        source = self.place.file_system() or fs.SubTreeFileSystem(self.place.uri, fs.LocalFileSystem())
+        schema = self.schema
+        fragments = []
+        for name, values in self.files():
+            known = dataset.scalar(True)
+            for column, text in values.items():
+                field = dataset.field(column)
+                value = data_files.of_text(text, schema.field(column).type)
+                known = known & (field == value if value.is_valid else field.is_null())
+            fragments.append(kind.make_fragment(name, source, known))
+        return dataset.FileSystemDataset(fragments, schema, kind, source)
 
     def info(self) -> TableInfo:
         """Return the state of the version."""
@@ -348,7 +375,7 @@ class Table:
         return [field for field in delta().Schema.from_arrow(schema).fields if field.name in added]
 
 
-def exists(place: Place) -> bool:
+def exists(place: TablePlace) -> bool:
     """Return whether a place has a table. Raises TableError if it can't be examined."""
     try:
         return bool(delta().DeltaTable.is_deltatable(place.uri, place.storage_options))
@@ -356,7 +383,7 @@ def exists(place: Place) -> bool:
         raise TableError(f"[KVSPOOL_NO_TABLE] {place.uri} can't be examined: {_words(error)}") from None
 
 
-def _create(place: Place, schema: pa.Schema, by: tuple[str, ...], properties: Mapping[str, str]) -> None:
+def _create(place: TablePlace, schema: pa.Schema, by: tuple[str, ...], properties: Mapping[str, str]) -> None:
     """Create an empty table, unless another process does."""
     folder = place.local
     if folder is not None and (folder.is_symlink() or folder.exists()):
@@ -383,7 +410,7 @@ def _create(place: Place, schema: pa.Schema, by: tuple[str, ...], properties: Ma
         disk.flush_directory(folder)
 
 
-def drop_torn(place: Place) -> list[Path]:
+def drop_torn(place: TablePlace) -> list[Path]:
     """Move commits aside that a power failure has torn: the last ones of a local table, not reported to anybody. Return their new names."""
     log = None if place.local is None else place.local / "_delta_log"
     moved: list[Path] = []
@@ -401,16 +428,15 @@ def drop_torn(place: Place) -> list[Path]:
 
 
 def _is_whole(path: Path) -> bool:
-    """Return whether a commit ends with a complete action."""
-    with open(path, "rb") as file:
-        lines = file.read().rstrip(b"\n").rsplit(b"\n", 1)
+    """Return whether a commit ends with a complete action. Raises the system's OSError, also for what is no file."""
+    lines = documents.read(path, LARGEST_COMMIT).rstrip(b"\n").rsplit(b"\n", 1)
     try:
         return isinstance(json.loads(lines[-1]), dict)
     except ValueError:
         return False
 
 
-def _rows(place: Place, files: list[DataFile], schema: pa.Schema) -> pa.RecordBatchReader:
+def _rows(place: TablePlace, files: list[DataFile], schema: pa.Schema) -> pa.RecordBatchReader:
     """Return the rows of files that are in no version, with their partition columns."""
     from pyarrow import parquet
 
@@ -427,7 +453,7 @@ def _rows(place: Place, files: list[DataFile], schema: pa.Schema) -> pa.RecordBa
 def column_of(batch: pa.RecordBatch, field: pa.Field, values: Mapping[str, str | None]) -> pa.Array:
     """Return a column of rows from a file: a partition's value, or null where an older file doesn't have it."""
     if field.name in values:
-        return pa.array([values[field.name]] * batch.num_rows, pa.string()).cast(field.type)
+        return pa.repeat(data_files.of_text(values[field.name], field.type), batch.num_rows)
     if batch.schema.get_field_index(field.name) < 0:
         return pa.nulls(batch.num_rows, field.type)
     return batch.column(field.name).cast(field.type)
@@ -457,7 +483,7 @@ def _quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def _commit_of(entry: Mapping[str, Any]) -> Commit | None:
+def _commit_of(entry: Mapping[str, Any]) -> TableCommit | None:
     noted = entry.get(MARK)
     if isinstance(noted, str):
         with suppress(ValueError):
@@ -466,7 +492,7 @@ def _commit_of(entry: Mapping[str, Any]) -> Commit | None:
         return None
     try:
         by, batch, rows = str(noted.get("by", "")), int(noted.get("batch", -1)), int(noted.get("rows", 0))
-        return Commit(int(entry["version"]), int(entry.get("timestamp", 0)) * 1_000_000, by, batch, rows)
+        return TableCommit(int(entry["version"]), int(entry.get("timestamp", 0)) * 1_000_000, by, batch, rows)
     except (KeyError, TypeError, ValueError):
         return None
 

@@ -19,7 +19,7 @@ from pyarrow import parquet
 
 from hub.tables import statistics
 from hub.tables.errors import TableError
-from hub.tables.place import Place
+from hub.tables.place import TablePlace
 from kvspool import system
 
 ROW_GROUP = 64 << 20  # bytes of Arrow columns in a row group
@@ -29,6 +29,7 @@ MOST_OPEN = 64  # files of a writer, one for each partition
 NULL = "__HIVE_DEFAULT_PARTITION__"  # in names of folders
 LONGEST_FOLDER = 255  # bytes of a folder's name, of Linux
 _ESCAPED = re.compile(r"""[\x01-\x1f"#%'*/:=?\\\x7f{[\]^]""")  # in names of folders, as %2F
+_ODD = re.compile(r"[^A-Za-z0-9_.=/-]")
 
 Values = tuple[str | None, ...]  # of the partition columns, as text
 
@@ -49,7 +50,7 @@ class DataFile(msgspec.Struct, frozen=True):
 class FileWriter:
     """Writes the rows of one task. Use it in a `with` statement: an error in the block removes its files."""
 
-    def __init__(self, place: Place, schema: pa.Schema, partition_by: Iterable[str], name: str) -> None:
+    def __init__(self, place: TablePlace, schema: pa.Schema, partition_by: Iterable[str], name: str) -> None:
         """Create no file yet. schema: of the table, with its partition columns; name: the beginning of the files' names."""
         self._place = place
         self._schema = schema
@@ -79,6 +80,8 @@ class FileWriter:
             if len(self._open) >= MOST_OPEN:
                 self._finish(next(iter(self._open)))
             folders = "".join(f"{folder(name, value)}/" for name, value in zip(self._by, values, strict=True))
+            if self._place.local is None:
+                folders = _ODD.sub("_", folders)  # the values are in the log; not every reader decodes names of objects
             path = f"{folders}{self._name}-{system.port.random(8).hex()}-c{len(self._made):03}.snappy.parquet"
             self._made.append(path)
             file = self._open[values] = _File(self._place, path, self._file_schema, dict(zip(self._by, values, strict=True)))
@@ -117,7 +120,7 @@ class FileWriter:
 class _File:
     """A file that is being written. buffered: bytes of rows that are not in it yet."""
 
-    def __init__(self, place: Place, path: str, schema: pa.Schema, values: dict[str, str | None]) -> None:
+    def __init__(self, place: TablePlace, path: str, schema: pa.Schema, values: dict[str, str | None]) -> None:
         self._path = path
         self._schema = schema
         self._values = values
@@ -160,12 +163,14 @@ class _File:
 
     def close(self) -> DataFile:
         """Complete the file, on disk on return."""
-        self._writer.close()
-        size = self.size
-        if self._is_local:
-            self._sink.flush()
-            system.port.flush(self._sink.fileno())
-        self._sink.close()
+        try:
+            self._writer.close()
+            size = self.size
+            if self._is_local:
+                self._sink.flush()
+                system.port.flush(self._sink.fileno())
+        finally:
+            self._sink.close()
         (metadata,) = self._metadata
         return DataFile(self._path, size, metadata.num_rows, self._values, statistics.of_file(metadata, self._schema, self._has_nan))
 
@@ -229,6 +234,15 @@ def as_text(value: pa.Scalar) -> str | None:
     return str(value.as_py()) or None
 
 
+def of_text(text: str | None, kind: pa.DataType) -> pa.Scalar:
+    """Return a partition value of a type. Raises ArrowInvalid for text that isn't one."""
+    if text is None:
+        return pa.scalar(None, kind)
+    if pa.types.is_timestamp(kind):  # in UTC, with or without saying so
+        return pa.scalar(text.removesuffix("Z")).cast(pa.timestamp("us")).cast(kind)
+    return pa.scalar(text).cast(kind)
+
+
 def folder(name: str, value: str | None) -> str:
     """Return the name of a partition's folder."""
     return f"{escaped(name)}={NULL if value is None else escaped(value)}"
@@ -239,13 +253,13 @@ def escaped(value: str) -> str:
     return _ESCAPED.sub(lambda found: f"%{ord(found[0]):02X}", value)
 
 
-def remove_files(place: Place, files: Iterable[Any]) -> None:
+def remove_files(place: TablePlace, files: Iterable[Any]) -> None:
     """Remove files that no version contains."""
     for file in files:
         place.remove(file.path)
 
 
-def flush_folders(place: Place, files: Iterable[DataFile]) -> None:
+def flush_folders(place: TablePlace, files: Iterable[DataFile]) -> None:
     """Flush the names of files to disk, before a commit names them. Raises the system's OSError."""
     from kvspool.system import disk
 

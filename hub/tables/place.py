@@ -34,7 +34,7 @@ def delta() -> ModuleType:
         raise MissingExtra(f"Delta tables need the package deltalake ({error}); pip install 'kvspool[tables]'") from error
 
 
-class Place(msgspec.Struct, frozen=True):
+class TablePlace(msgspec.Struct, frozen=True):
     """Where a table is. Small and picklable.
 
     uri: an absolute path, or a URL. options: of the object store, such as AWS_ENDPOINT_URL, without secrets.
@@ -44,7 +44,7 @@ class Place(msgspec.Struct, frozen=True):
     options: dict[str, str] = {}
 
     @classmethod
-    def of(cls, path: str | os.PathLike[str], options: Mapping[str, str] | None = None) -> Place:
+    def of(cls, path: str | os.PathLike[str], options: Mapping[str, str] | None = None) -> TablePlace:
         """Return the place at a path or URL. Raises TableError for an option with a secret."""
         text = os.fspath(path)
         secret = next((name for name in options or {} if SECRET.search(name)), None)
@@ -88,6 +88,10 @@ class Place(msgspec.Struct, frozen=True):
                 (self.local / name).unlink(missing_ok=True)
         except OSError:
             pass
+
+    def file_system(self) -> PyFileSystem | None:
+        """Return a file system whose root is the table; None for a folder of this host."""
+        return self._files() if self.local is None else None
 
     def _files(self) -> PyFileSystem:
         from pyarrow.fs import PyFileSystem

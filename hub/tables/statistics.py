@@ -1,7 +1,7 @@
 """The statistics of a Parquet file that a Delta table's log holds: readers skip files by them.
 
-Least and largest values come from the file's own statistics. Values that could mislead a reader are left out: of columns with NaN, of
-binary, decimal and nested columns, and of columns after the first 32.
+Least and largest values come from the file's own statistics. Values that could mislead a reader are left out: of columns with NaN or
+infinity, of binary and nested columns, and of columns after the first 32.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Iterator
 from datetime import date, datetime
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -62,14 +63,19 @@ def _is_ordered(kind: pa.DataType) -> bool:
     test = pa.types
     return bool(
         test.is_integer(kind) or test.is_floating(kind) or test.is_string(kind) or test.is_date(kind) or test.is_timestamp(kind)
+        or test.is_boolean(kind) or test.is_decimal(kind)
     )  # fmt: skip
 
 
 def _least(value: Any) -> Any:
+    if isinstance(value, Decimal):
+        return math.nextafter(float(value), -math.inf)
     return value[:LONGEST_TEXT] if isinstance(value, str) else _json(value)
 
 
 def _largest(value: Any) -> Any:
+    if isinstance(value, Decimal):
+        return math.nextafter(float(value), math.inf)
     if not isinstance(value, str):
         return _json(value)
     return value if len(value) <= LONGEST_TEXT else value[:LONGEST_TEXT] + LAST_CHARACTER

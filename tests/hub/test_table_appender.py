@@ -23,7 +23,7 @@ from kvspool.cli import main
 
 pytest.importorskip("pyarrow")
 deltalake = pytest.importorskip("deltalake")
-from hub.pipeline.appender import AppendProgress, Source, TableAppender  # noqa: E402
+from hub.pipeline.appender import AppendProgress, AppendSource, TableAppender  # noqa: E402
 
 SCHEMA = "row int, carrier string"
 PATIENCE = 60  # seconds, against a hang
@@ -60,7 +60,7 @@ def rows_of(path: Path) -> list[int]:
 
 
 def append(root: Path, path: Path, **options: Any) -> AppendProgress:
-    with TableAppender(Source(root), str(path), **options) as appender:
+    with TableAppender(AppendSource(root), str(path), **options) as appender:
         return appender.run(once=True)
 
 
@@ -84,7 +84,7 @@ def test_each_record_is_a_row_with_its_origin(root: Path, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("fails", ["commit", "readers"])
 def test_what_was_not_reported_is_not_repeated(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
-    with TableAppender(Source(root), str(tmp_path / "t"), schema=SCHEMA) as appender, monkeypatch.context() as patch:
+    with TableAppender(AppendSource(root), str(tmp_path / "t"), schema=SCHEMA) as appender, monkeypatch.context() as patch:
         owner, name = (appender.shards, "commit") if fails == "readers" else (appender.table, "_settle")
         patch.setattr(owner, name, lambda *_: (_ for _ in ()).throw(OSError(5, "Input/output error")))
         with pytest.raises(OSError, match="Input/output"):
@@ -95,7 +95,7 @@ def test_what_was_not_reported_is_not_repeated(root: Path, tmp_path: Path, monke
 
 def test_of_two_at_once_one_is_overtaken_and_each_record_is_there_once(root: Path, tmp_path: Path) -> None:
     target = str(tmp_path / "t")
-    with TableAppender(Source(root), target, schema=SCHEMA) as first, TableAppender(Source(root), target) as second:
+    with TableAppender(AppendSource(root), target, schema=SCHEMA) as first, TableAppender(AppendSource(root), target) as second:
         commit = second.table.commit
 
         def overtaken(*words: Any, **options: Any) -> int:
@@ -120,7 +120,7 @@ def test_undecodable_records_are_kept_once_or_are_an_error(root: Path, tmp_path:
         shards.append(b'{"row": "x"}', key=b"bad")
     with pytest.raises(BadRecords, match=r"KVSPOOL_BAD_RECORD\] topic JFK, partition \d, offset \d+: .*row"):
         append(root, tmp_path / "t", schema=SCHEMA, keep_bad=False)
-    with TableAppender(Source(root), str(tmp_path / "t"), schema=SCHEMA) as appender, monkeypatch.context() as patch:
+    with TableAppender(AppendSource(root), str(tmp_path / "t"), schema=SCHEMA) as appender, monkeypatch.context() as patch:
         patch.setattr(appender.table, "commit", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left on device")))
         with pytest.raises(OSError, match="No space"):
             appender.step()
@@ -153,7 +153,7 @@ def test_lost_records_are_an_error_or_are_counted(tmp_path: Path) -> None:
 
 def test_a_durable_reader_holds_back_what_is_not_in_the_table(tmp_path: Path) -> None:
     with kvspool.create(tmp_path / "log", capacity=4096, policy="raise") as log:
-        with TableAppender(Source(tmp_path / "log"), str(tmp_path / "t"), codec="raw") as appender:
+        with TableAppender(AppendSource(tmp_path / "log"), str(tmp_path / "t"), codec="raw") as appender:
             log.append_many([b"v" * 50] * 20)
             with pytest.raises(kvspool.errors.KvspoolError):
                 log.append_many([b"v" * 50] * 200)
@@ -199,7 +199,7 @@ def test_the_command_follows_a_root_through_a_sigkill(root: Path, tmp_path: Path
 
 
 def test_a_stop_ends_a_follower_after_its_commit(root: Path, tmp_path: Path) -> None:
-    with TableAppender(Source(root), str(tmp_path / "t"), schema=SCHEMA) as appender:
+    with TableAppender(AppendSource(root), str(tmp_path / "t"), schema=SCHEMA) as appender:
         thread = threading.Thread(target=lambda: appender.run(every=0, report=lambda done: appender.stop()))
         thread.start()
         thread.join(PATIENCE)
