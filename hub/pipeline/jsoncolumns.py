@@ -66,6 +66,6 @@ def _column(column: pa.Array, field: SchemaField) -> pa.Array:
     kind = field.kind
     if isinstance(column, pa.ChunkedArray):
         column = pa.concat_arrays(column.chunks)
-    if kind.name == "timestamp" and not pc.all(pc.match_substring_regex(column, _TIME), skip_nulls=True).as_py() and len(column):
+    if kind.name == "timestamp" and not pc.all(pc.match_substring_regex(column, _TIME), skip_nulls=True, min_count=0).as_py():
         raise pa.ArrowInvalid("another notation of times")
     return column.cast(kind.arrow, safe=kind.name != "float")

@@ -226,7 +226,7 @@ def log_of(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     metadata: dict[str, Any] = {}
     added: dict[str, dict[str, Any]] = {}
     for commit in sorted((path / "_delta_log").glob("*.json")):
-        for line in commit.read_text().splitlines():
+        for line in commit.read_text().rstrip("\n").split("\n"):
             action = json.loads(line)
             metadata = action.get("metaData", metadata)
             if "add" in action:
