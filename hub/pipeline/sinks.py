@@ -75,6 +75,14 @@ class Writing(NamedTuple):
             yield pa.RecordBatch.from_pydict({"file": files}, pa.schema([("file", pa.binary())]))
 
 
+def write_files(frame: DataFrame, writing: Writing) -> list[DataFile]:
+    """Let the executors write the rows of a frame; return the files of the tasks that succeeded."""
+    from hub.tables.files import DataFile
+
+    found = frame.mapInArrow(writing, "file binary").collect()  # type: ignore[arg-type]
+    return [msgspec.json.decode(bytes(row[0]), type=DataFile) for row in found]
+
+
 class DeltaSink:
     """A Delta table."""
 
@@ -167,14 +175,10 @@ class DeltaSink:
 
     def _written(self, frame: DataFrame, schema: pyarrow.Schema, query: str, batch: int) -> list[DataFile]:
         """Let the executors write a batch, and return the files of the tasks that succeeded."""
-        from hub.tables.files import DataFile
-
         by = self._job.sink.partition_by
         if by:
             frame = frame.sortWithinPartitions(*(f"`{name}`" for name in by))
-        writing = Writing(self._place, schema, by, f"part-{query[:8]}-{batch:010}")
-        found = frame.mapInArrow(writing, "file binary").collect()  # type: ignore[arg-type]
-        return [msgspec.json.decode(bytes(row[0]), type=DataFile) for row in found]
+        return write_files(frame, Writing(self._place, schema, by, f"part-{query[:8]}-{batch:010}"))
 
     @property
     def _hours(self) -> int:
