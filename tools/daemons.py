@@ -219,6 +219,11 @@ class TableAppender(Daemon):
         """Return how many records it has appended, by its last report."""
         return self.said.get("records", 0)
 
+    @property
+    def seconds(self) -> float:
+        """Return the time of its commits, without waits."""
+        return self.said.get("seconds", 0.0)
+
 
 class Security:
     """Certificates for TLS, and a token for each client, in a folder."""

@@ -206,7 +206,7 @@ class Way:
         ]
         self.pipeline = Pipeline(make_job(output), self.logs / "pipeline.log") if options.spark else None
         self.table = TableAppender(self.root, output / FLIGHTS, schema(), self.logs / "table.log")
-        self.meters = {name: Meter() for name in ("writers", "hub", "follower", "table", "pipeline")}
+        self.meters = {name: Meter() for name in ("writers", "hub", "follower", "pipeline")}
         # Each shipper must have records before Spark starts, so each writer continues until it has written for every airport.
         self._live = max(LIVE, 2 * BATCH * len(CLIENTS) * options.writers / total)
         self.shipped_at = 0.0
@@ -243,8 +243,8 @@ class Way:
         now = time.monotonic()
         self.meters["writers"].look(now, appended, int(min(1.0, self.progress.allowed.value) * self.total))
         self.meters["hub"].look(now, acknowledged, appended if is_flowing else acknowledged)
-        self.meters["follower"].look(now, sum(self.progress.followed().values()), acknowledged)
-        self.meters["table"].look(now, self.table.appended, acknowledged)
+        followed = sum(self.progress.followed().values())
+        self.meters["follower"].look(now, followed, appended if is_flowing else followed)  # it may have what no shipper has reported yet
         if self.pipeline is not None and self.pipeline.is_ready:
             self.meters["pipeline"].look(now, computed, acknowledged)
 
@@ -322,8 +322,9 @@ class Way:
         """Return the rows of the table of flights, and the different flights in it."""
         rows = _read_table(self.table.table, ["row", "record"])
         different = {(row["record"]["topic"], row["row"]) for row in rows}
+        meter = Meter.of(len(rows), self.table.seconds)
         return [
-            Station("rows in the table of flights", Counter(row["record"]["topic"] for row in rows), self.meters["table"]),
+            Station("rows in the table of flights", Counter(row["record"]["topic"] for row in rows), meter),
             Station("different flights in the table", Counter(client for client, _ in different)),
         ]
 
@@ -637,6 +638,13 @@ class Meter:
         self.seconds = 0.0
         self._before: tuple | None = None  # time, records done, records there, at the last look
         self._first = self._done = 0
+
+    @classmethod
+    def of(cls, records: int, seconds: float) -> Meter:
+        """Return the meter of a stage that has measured itself."""
+        meter = cls()
+        meter.seconds, meter._done = seconds, records
+        return meter
 
     def look(self, now: float, done: int, there: int) -> None:
         """Note how many records the stage has done, and how many there are for it. The first look is the beginning."""

@@ -62,8 +62,8 @@ INFER = """\
 Read the first records of a job's source, and print a schema for them, for [decode] schema in the file. Whole numbers become bigint; text
 stays text. A job with schema = "infer" does the same when it first runs, and keeps the schema afterwards."""
 COMPACT = """\
-Combine the small files of a job's table into large ones, while readers read and the pipeline runs. A pipeline with [compact] does so by
-itself; this command combines all small files."""
+Combine the small files of a job's table into large ones, while readers read and the pipeline runs. A pipeline with [compact] does so
+automatically; this command combines all small files."""
 STATUS = """\
 Show the progress of a pipeline: records read and left, also of each shard, the times of the last batch, and the last update. The exit code
 is 1 if the pipeline has failed, or should be running but sends no updates.

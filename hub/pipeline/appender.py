@@ -73,7 +73,10 @@ class AppendSource(msgspec.Struct, frozen=True):
 
 
 class AppendProgress(msgspec.Struct, frozen=True):
-    """What an appender has done since it was started. lag: records that are not in the table yet; rate: of the last commit, a second."""
+    """The work of an appender since it was started.
+
+    lag: records that are not in the table yet. rate: records a second in the last commit. seconds: time of all commits, without waits.
+    """
 
     version: int
     records: int = 0
@@ -83,6 +86,7 @@ class AppendProgress(msgspec.Struct, frozen=True):
     commits: int = 0
     lag: int = 0
     rate: float = 0.0
+    seconds: float = 0.0
 
 
 Report = Callable[[AppendProgress], None]
@@ -208,13 +212,21 @@ class TableAppender(Handle):
         try:
             version = self.table.commit(files, changes, note={"by": self._name or "table", "batch": self.table.version + 1})
         except Overtaken:  # another appender has committed these records; the next step continues after them
-            return 0  # the files stay for `vacuum`: a commit of ours whose result was lost may have them
+            return 0  # the files stay for `vacuum`: our own commit may have them, if only its result was lost
         if self._name:
             self.shards.commit({key: end for key, (_, end) in spans.items()})
         was = self.progress
         seconds = max(1e-6, time.monotonic() - began)
         self.progress = AppendProgress(
-            version, was.records + done, was.rows + rows, was.bad + bad, was.lost, was.commits + 1, self._lag(), done / seconds
+            version=version,
+            records=was.records + done,
+            rows=was.rows + rows,
+            bad=was.bad + bad,
+            lost=was.lost,
+            commits=was.commits + 1,
+            lag=self._lag(),
+            rate=done / seconds,
+            seconds=was.seconds + seconds,
         )
         return done
 

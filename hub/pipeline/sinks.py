@@ -163,7 +163,7 @@ class DeltaSink:
                 table.merge(files, keys, changes, note=note)
             else:
                 table.commit(files, changes, replace=self._job.mode == "complete", note=note)
-        except Overtaken:  # the files stay for `vacuum`: a commit of ours whose result was lost may have them
+        except Overtaken:  # the files stay for `vacuum`: our own commit may have them
             if Account(table, self._job, query, batch).is_stored():  # another driver has stored the same batch meanwhile
                 return
             raise
@@ -195,10 +195,10 @@ class DeltaSink:
 
 
 class Account:
-    """What a table knows of the batches of a query, in its application transactions.
+    """The batches of a query in a table, by its application transactions.
 
-    The query's id has the number of the last batch, as for Delta's own sink. Two more names have the job's query, so that a lost checkpoint
-    is noticed, and a digest of the offsets of the last batch, so that an older checkpoint is.
+    The query's id has the number of the last batch, as for Delta's own sink. A second name has the job's query, so that a lost checkpoint is
+    noticed. A third one has a digest of the last batch's offsets, so that an older checkpoint is noticed.
     """
 
     def __init__(self, table: Table, job: Job, query: str, batch: int) -> None:

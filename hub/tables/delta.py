@@ -58,7 +58,7 @@ class Change(NamedTuple):
 
 
 class TableCommit(msgspec.Struct, frozen=True):
-    """What a commit of ours says of itself. time: ns since 1970."""
+    """One of our commits, as the table's history describes it. time: ns since 1970."""
 
     version: int
     time: int

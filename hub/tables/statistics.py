@@ -1,7 +1,7 @@
 """The statistics of a Parquet file that a Delta table's log holds: readers skip files by them.
 
-Least and largest values come from the file's own statistics. Values that could mislead a reader are left out: of columns with NaN or
-infinity, of binary and nested columns, and of columns after the first 32.
+Least and largest values come from the file's own statistics. Values that could mislead a reader are left out: of columns
+with NaN or infinity, and of binary and nested columns. So are those of columns after the first 32.
 """
 
 from __future__ import annotations

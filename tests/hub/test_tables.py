@@ -76,7 +76,7 @@ def test_a_repeated_batch_and_a_concurrent_one_add_nothing(tmp_path: Path) -> No
     assert numbers_of(tmp_path / "t") == [0, 1, 2, 3, 4]
 
 
-def test_commits_of_other_names_wait_for_nobody(tmp_path: Path) -> None:
+def test_commits_of_other_names_are_all_in_the_table(tmp_path: Path) -> None:
     table = made(tmp_path / "t")
     threads = []
     for number in range(4):
