@@ -197,8 +197,8 @@ class DeltaSink:
 class Account:
     """The batches of a query in a table, by its application transactions.
 
-    The query's id has the number of the last batch, as for Delta's own sink. A second name has the job's query, so that a lost checkpoint is
-    noticed. A third one has a digest of the last batch's offsets, so that an older checkpoint is noticed.
+    The query's id has the number of the last batch, as for Delta's own sink. A second name has the job's query, so that a lost checkpoint
+    is noticed. A third one has a digest of the last batch's offsets, so that an older checkpoint is noticed.
     """
 
     def __init__(self, table: Table, job: Job, query: str, batch: int) -> None:

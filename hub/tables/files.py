@@ -1,6 +1,7 @@
 """Write rows as the Parquet files of a table, in any process on any host; a commit in another process makes them part of it.
 
-No two files ever have the same name. So an attempt that fails, or is repeated, leaves a file that no version of the table contains. `vacuum` removes such files. Files are on disk when `close` returns.
+No two files ever have the same name. So an attempt that fails, or is repeated, leaves a file that no version of the table contains.
+`vacuum` removes such files. Files are on disk when `close` returns.
 """
 
 from __future__ import annotations
