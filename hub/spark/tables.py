@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hub.tables.delta import Table, column_of
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-def read(spark: SparkSession, path: str | os.PathLike[str], version: int | None) -> DataFrame:
+def read(spark: SparkSession, path: str | os.PathLike[str], version: int | None, options: Mapping[str, str] | None) -> DataFrame:
     """See `hub.spark.read_table`."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    table = Table(path, version=version)
+    table = Table(TablePlace.of(path, options), version=version)
     schema = from_arrow_schema(table.schema)
     files = table.files()
     if not files:

@@ -8,16 +8,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from hub.tables.errors import Overtaken, TableError
 
 
-def dataset(path: str | os.PathLike[str], *, version: int | None = None) -> Any:
-    """Return a table, or an older version of it, as a dataset of Arrow. path: a folder, or a URL. Raises TableError, MissingExtra."""
-    from hub.tables.delta import Table
+def dataset(path: str | os.PathLike[str], *, version: int | None = None, options: Mapping[str, str] | None = None) -> Any:
+    """Return a table, or an older version of it, as a dataset of Arrow.
 
-    return Table(path, version=version).dataset()
+    path: a folder, or a URL. options: of an object store, without secrets. Raises TableError, MissingExtra.
+    """
+    from hub.tables.delta import Table
+    from hub.tables.place import TablePlace
+
+    return Table(TablePlace.of(path, options), version=version).dataset()
 
 
 __all__ = ["Overtaken", "TableError", "dataset"]

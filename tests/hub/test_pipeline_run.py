@@ -308,6 +308,24 @@ def test_a_checkpoint_or_a_table_that_was_restored_is_noticed(spark: SparkSessio
     assert rows_of(root.parent / "out") == list(range(310))
 
 
+def test_a_pipeline_writes_to_an_object_store(spark: SparkSession, root: Path, lake: str) -> None:
+    names = {"AWS_ALLOW_HTTP": "true", "AWS_SKIP_SIGNATURE": "true", "AWS_REGION": "us-east-1"}
+    options = {**names, "AWS_ENDPOINT_URL": os.environ["AWS_ENDPOINT_URL"]}  # the session's processes have another environment
+    told = ", ".join(f'{name} = "{value}"' for name, value in options.items())
+    sink = f'path = "{lake}/out"\ncheckpoint = "checkpoint"\npartition_by = ["carrier"]\noptions = {{ {told} }}'
+    path = root.parent / "delays.toml"
+    job = job_at(root.parent, decode=f'{DECODE}\nbad_path = "bad"')
+    path.write_text(path.read_text().replace('path = "out"', sink))
+    job = load(path)
+    PipelineRun(job, once=True).run(spark)
+    forget_last_commit(job)
+    append(root, range(300, 310))
+    PipelineRun(job, once=True).run(spark)
+    PipelineRun(job, once=True).run(spark)
+    found = read_table(spark, f"{lake}/out", options=options).select("row", "carrier").collect()
+    assert sorted((row["row"], row["carrier"]) for row in found) == [(row, flight(row)["carrier"]) for row in range(310)]
+
+
 def test_sparks_own_files_are_for_spark(spark: SparkSession, root: Path) -> None:
     job = job_at(root.parent, sink='format = "parquet"\npartition_by = ["carrier"]')
     PipelineRun(job, once=True).run(spark)

@@ -5,11 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-import subprocess
-import sys
 import threading
-import urllib.request
-from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -400,28 +396,6 @@ def test_large_files_and_row_groups_are_bounded(tmp_path: Path, monkeypatch: pyt
 
 
 # Object stores.
-
-
-@pytest.fixture
-def lake(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A bucket of an S3 server on the loopback, with credentials in the environment."""
-    pytest.importorskip("moto")
-    command = [sys.executable, str(Path(__file__).with_name("s3_server.py"))]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
-        assert server.stdout is not None and server.stdin is not None
-        address = f"http://127.0.0.1:{int(server.stdout.readline())}"
-        for name, value in (
-            ("AWS_ACCESS_KEY_ID", "somebody"),
-            ("AWS_SECRET_ACCESS_KEY", "hush-hush"),
-            ("AWS_REGION", "us-east-1"),
-            ("AWS_ENDPOINT_URL", address),
-            ("AWS_ALLOW_HTTP", "true"),
-        ):
-            monkeypatch.setenv(name, value)
-        urllib.request.urlopen(urllib.request.Request(f"{address}/lake", method="PUT")).close()
-        yield "s3://lake"
-        server.stdin.close()
-        server.wait()
 
 
 def test_a_table_on_an_object_store_is_written_once_and_read(lake: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
