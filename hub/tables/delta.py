@@ -263,6 +263,7 @@ class Table:
         for _ in range(ATTEMPTS):
             self.refresh()
             self._check_changes(changes)
+            before = self.version
             try:
                 write(properties)
             except _conflict():
@@ -272,7 +273,7 @@ class Table:
             except _errors() as error:
                 raise TableError(f"[KVSPOOL_TABLE_FAILED] {self.place.uri}: {_words(error)}") from None
             self.refresh()
-            self._settle()
+            self._settle(before + 1)  # ours may not be the newest
             return self.version
         raise TableError(f"[KVSPOOL_TABLE_BUSY] {self.place.uri}: others committed {ATTEMPTS} times meanwhile; try again")
 
@@ -285,13 +286,14 @@ class Table:
                     found,
                 )
 
-    def _settle(self) -> None:
-        """Flush the newest commit to disk."""
+    def _settle(self, first: int | None = None) -> None:
+        """Flush the newest commit to disk, and those before it from `first` on."""
         folder = self.place.local
         if folder is not None:
             log = folder / "_delta_log"
-            with suppress(FileNotFoundError), Descriptor(log / f"{self.version:020}.json", 0) as fd:
-                system.port.flush(fd)
+            for version in range(self.version if first is None else first, self.version + 1):
+                with suppress(FileNotFoundError), Descriptor(log / f"{version:020}.json", 0) as fd:
+                    system.port.flush(fd)
             disk.flush_directory(log)
 
     def set_properties(self, properties: Mapping[str, str]) -> None:

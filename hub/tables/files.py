@@ -10,6 +10,7 @@ import os
 import re
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -25,6 +26,7 @@ from kvspool import system
 ROW_GROUP = 64 << 20  # bytes of Arrow columns in a row group
 BUFFERED = 192 << 20  # and in all open files of a writer
 LARGEST = 256 << 20  # bytes of a file, about
+RISING = ("record.offset", "record.timestamp", "event_time")  # columns whose numbers mostly rise
 MOST_OPEN = 64  # files of a writer, one for each partition
 NULL = "__HIVE_DEFAULT_PARTITION__"  # in names of folders
 LONGEST_FOLDER = 255  # bytes of a folder's name, of Linux
@@ -133,7 +135,7 @@ class _File:
         self._sink = place.create(path)
         try:
             self._writer = parquet.ParquetWriter(
-                self._sink, schema, compression="snappy", metadata_collector=self._metadata, store_schema=False
+                self._sink, schema, compression="snappy", metadata_collector=self._metadata, store_schema=False, **encodings(schema)
             )
         except BaseException:
             self._sink.close()
@@ -182,6 +184,19 @@ class _File:
                 part.close()
             except (OSError, ValueError, pa.ArrowException):
                 pass
+
+
+@lru_cache(64)
+def encodings(schema: pa.Schema) -> dict[str, Any]:
+    """Return the writer's options: numbers that mostly rise are stored as differences, everything else may have a dictionary."""
+    with pa.BufferOutputStream() as sink, parquet.ParquetWriter(sink, schema):
+        pass
+    leaves = {column.path: column.physical_type for column in parquet.ParquetFile(pa.BufferReader(sink.getvalue())).schema}
+    rising = [path for path in RISING if leaves.get(path) == "INT64"]
+    if not rising:
+        return {}
+    others = [path for path in leaves if path not in rising]
+    return {"use_dictionary": others, "column_encoding": dict.fromkeys(rising, "DELTA_BINARY_PACKED")}
 
 
 def _cast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
