@@ -25,8 +25,8 @@ SAY = 10.0  # seconds between two lines without a terminal
 TARGET = "128MiB"
 
 DESCRIPTION = """\
-Show a Delta table: version, rows, files, size, columns, and the last commit by kvspool. PATH is a folder, or a URL such as s3://bucket/name,
-with credentials in the environment (AWS_ACCESS_KEY_ID and the like).
+Show a Delta table: version, rows, files, size, columns, and the last commit by kvspool. PATH is a folder, or a URL such as
+s3://bucket/name, with credentials in the environment (AWS_ACCESS_KEY_ID and the like).
 
   kvspool table PATH                   show the table
   kvspool table append SOURCE PATH     append the records of a log, a shard set or a hub root

@@ -149,12 +149,12 @@ class DeltaSink:
         from hub.tables.files import remove_files
 
         table.refresh()
-        account = Account(table, self._job, query, batch)
-        if account.is_stored():
+        state = BatchState(table, self._job, query, batch)
+        if state.is_stored():
             if self._job.window is not None:  # Spark was killed before it committed the batch, and compares its state with this one
                 frame.write.format("noop").mode("overwrite").save()
             return
-        changes = {name: Change(*change) for name, change in account.changes().items()}
+        changes = {name: Change(*change) for name, change in state.changes().items()}
         before(batch)
         files = self._written(frame, schema, query, batch)
         note = {"by": self._job.name, "batch": batch}
@@ -164,7 +164,7 @@ class DeltaSink:
             else:
                 table.commit(files, changes, replace=self._job.mode == "complete", note=note)
         except Overtaken:  # the files stay for `vacuum`: our own commit may have them
-            if Account(table, self._job, query, batch).is_stored():  # another driver has stored the same batch meanwhile
+            if BatchState(table, self._job, query, batch).is_stored():  # another driver has stored the same batch meanwhile
                 return
             raise
         if keys:  # the table has the rows in files of its own
@@ -194,7 +194,7 @@ class DeltaSink:
                 table.vacuum(max(ORPHANS, self._hours), everything=True)
 
 
-class Account:
+class BatchState:
     """The batches of a query in a table, by its application transactions.
 
     The query's id has the number of the last batch, as for Delta's own sink. A second name has the job's query, so that a lost checkpoint

@@ -126,7 +126,7 @@ class Table:
                     return table
             except _conflict():  # another process has changed it meanwhile
                 continue
-            table._settle()
+            table._flush()
         raise TableError(f"[KVSPOOL_TABLE_BUSY] {place.uri}: others changed the table {ATTEMPTS} times meanwhile; try again")
 
     # State.
@@ -273,7 +273,7 @@ class Table:
             except _errors() as error:
                 raise TableError(f"[KVSPOOL_TABLE_FAILED] {self.place.uri}: {_words(error)}") from None
             self.refresh()
-            self._settle(before + 1)  # ours may not be the newest
+            self._flush(before + 1)  # ours may not be the newest
             return self.version
         raise TableError(f"[KVSPOOL_TABLE_BUSY] {self.place.uri}: others committed {ATTEMPTS} times meanwhile; try again")
 
@@ -286,7 +286,7 @@ class Table:
                     found,
                 )
 
-    def _settle(self, first: int | None = None) -> None:
+    def _flush(self, first: int | None = None) -> None:
         """Flush the newest commit to disk, and those before it from `first` on."""
         folder = self.place.local
         if folder is not None:
@@ -299,7 +299,7 @@ class Table:
     def set_properties(self, properties: Mapping[str, str]) -> None:
         """Set properties of the table."""
         self._table.alter.set_table_properties(dict(properties), raise_if_not_exists=False)
-        self._settle()
+        self._flush()
 
     # Maintenance.
 
@@ -326,7 +326,7 @@ class Table:
             return 0, 0  # another process has replaced the files; the next time finds what is left
         except _errors() as error:
             raise TableError(f"[KVSPOOL_TABLE_FAILED] {self.place.uri}: {_words(error)}") from None
-        self._settle()
+        self._flush()
         return int(done["numFilesRemoved"]), int(done["numFilesAdded"])
 
     def vacuum(self, hours: int, *, everything: bool = False) -> int:
@@ -360,19 +360,20 @@ class Table:
             if known is not None and known != name:
                 raise TableError(f"[KVSPOOL_TABLE_SCHEMA] {uri} has the column {known}, and the rows have {name}; readers ignore case")
             if known is not None and _bare(theirs[name]["type"]) != _bare(field["type"]):
-                old, new = _told(theirs[name]["type"]), _told(field["type"])
+                old, new = _type_text(theirs[name]["type"]), _type_text(field["type"])
                 raise TableError(f"[KVSPOOL_TABLE_SCHEMA] column {name} is {old} in {uri}, and {new} in the rows")
         gone = [name for name in theirs if name not in ours]
         if gone:
+            kind = _type_text(theirs[gone[0]]["type"])
             raise TableError(
-                f"[KVSPOOL_TABLE_SCHEMA] {uri} has the column {gone[0]}, {_told(theirs[gone[0]]['type'])}, and the rows have none; add it, "
+                f"[KVSPOOL_TABLE_SCHEMA] {uri} has the column {gone[0]}, {kind}, and the rows have none; add it, "
                 f"for example as CAST(NULL AS ...) AS {gone[0]}"
             )
         added = [name for name in ours if name not in theirs]
         if added and not evolve:
+            kind = _type_text(ours[added[0]]["type"])
             raise TableError(
-                f"[KVSPOOL_TABLE_SCHEMA] the rows have the column {added[0]}, {_told(ours[added[0]]['type'])}, and {uri} has none; allow "
-                "new columns with evolve"
+                f"[KVSPOOL_TABLE_SCHEMA] the rows have the column {added[0]}, {kind}, and {uri} has none; allow new columns with evolve"
             )
         return [field for field in delta().Schema.from_arrow(schema).fields if field.name in added]
 
@@ -477,7 +478,7 @@ def _bare(kind: Any) -> Any:
     return [_bare(one) for one in kind] if isinstance(kind, list) else kind
 
 
-def _told(kind: Any) -> str:
+def _type_text(kind: Any) -> str:
     return kind if isinstance(kind, str) else json.dumps(_bare(kind))
 
 

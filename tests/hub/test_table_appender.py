@@ -85,7 +85,7 @@ def test_each_record_is_a_row_with_its_origin(root: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize("fails", ["commit", "readers"])
 def test_what_was_not_reported_is_not_repeated(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
     with TableAppender(AppendSource(root), str(tmp_path / "t"), schema=SCHEMA) as appender, monkeypatch.context() as patch:
-        owner, name = (appender.shards, "commit") if fails == "readers" else (appender.table, "_settle")
+        owner, name = (appender.shards, "commit") if fails == "readers" else (appender.table, "_flush")
         patch.setattr(owner, name, lambda *_: (_ for _ in ()).throw(OSError(5, "Input/output error")))
         with pytest.raises(OSError, match="Input/output"):
             appender.run(once=True)
