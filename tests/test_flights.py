@@ -72,7 +72,7 @@ def test_the_sums_agree_though_shippers_and_the_hub_are_killed_again_and_again(t
 
 def test_a_stages_clock_runs_while_it_has_records(flights: ModuleType) -> None:
     meter = flights.Meter()
-    looks = [(0.0, 5, 5), (10.0, 5, 105), (11.0, 55, 105), (12.0, 105, 105), (50.0, 105, 105), (51.0, 105, 205), (52.0, 205, 205)]
+    looks = [(0.0, 5, 5), (10.0, 5, 105), (11.0, 55, 105), (12.0, 105, 105), (50.0, 125, 125), (51.0, 125, 225), (52.0, 225, 225)]
     for now, done, there in looks:
         meter.look(now, done, there)
     assert (meter.seconds, meter.records) == (3.0, 200)

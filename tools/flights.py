@@ -322,7 +322,7 @@ class Way:
         """Return the rows of the table of flights, and the different flights in it."""
         rows = _read_table(self.table.table, ["row", "record"])
         different = {(row["record"]["topic"], row["row"]) for row in rows}
-        meter = Meter.of(len(rows), self.table.seconds)
+        meter = Meter(len(rows), self.table.seconds)
         return [
             Station("rows in the table of flights", Counter(row["record"]["topic"] for row in rows), meter),
             Station("different flights in the table", Counter(client for client, _ in different)),
@@ -632,32 +632,19 @@ def figures_of_file(most: int | None) -> dict:
 
 
 class Meter:
-    """The speed of a stage while it worked: a clock that runs while there are records for it."""
+    """The speed of a stage while it worked: a clock that runs while there are records for it, and the records of that time."""
 
-    def __init__(self) -> None:
-        self.seconds = 0.0
+    def __init__(self, records: int = 0, seconds: float = 0.0) -> None:
+        self.records = records
+        self.seconds = seconds
         self._before: tuple | None = None  # time, records done, records there, at the last look
-        self._first = self._done = 0
-
-    @classmethod
-    def of(cls, records: int, seconds: float) -> Meter:
-        """Return the meter of a stage that has measured itself."""
-        meter = cls()
-        meter.seconds, meter._done = seconds, records
-        return meter
 
     def look(self, now: float, done: int, there: int) -> None:
-        """Note how many records the stage has done, and how many there are for it. The first look is the beginning."""
-        if self._before is None:
-            self._first = done
-        elif self._before[2] > self._before[1]:
+        """Note how many records the stage has done, and how many there are for it; as many, if the time to the next look doesn't count."""
+        if self._before is not None and self._before[2] > self._before[1]:
             self.seconds += now - self._before[0]
-        self._before, self._done = (now, done, there), done
-
-    @property
-    def records(self) -> int:
-        """Return the records since the first look."""
-        return self._done - self._first
+            self.records += done - self._before[1]
+        self._before = (now, done, there)
 
 
 class Station:
