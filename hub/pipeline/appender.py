@@ -41,7 +41,7 @@ from hub.spark.errors import DataLossError
 from hub.spark.local import LocalShards
 from hub.spark.selection import ALL, Selection
 from hub.spark.shards import Extent, ShardKey
-from hub.tables.delta import PROPERTY, Change, Table, exists
+from hub.tables.delta import PROPERTY, Change, Table, exists, retention
 from hub.tables.errors import Overtaken, TableError
 from hub.tables.files import FileWriter
 from hub.tables.place import TablePlace
@@ -137,8 +137,7 @@ class TableAppender(Handle):
             self._by = tuple(partition_by)
             properties = {SCHEMA: ddl(fields)}
             if not exists(self.place):
-                kept = f"interval {hours} hours"
-                properties |= {PROPERTY: "append", "delta.deletedFileRetentionDuration": kept, "delta.logRetentionDuration": kept}
+                properties |= {PROPERTY: "append", **retention(hours)}
             self.table = Table.make(self.place, columns, partition_by=self._by, evolve=evolve, properties=properties)
             if self.table.properties.get(PROPERTY, "append") != "append":
                 raise TableError(f"[KVSPOOL_SINK_OF_ANOTHER_MODE] {self.place.uri} is written by a pipeline that replaces or merges rows")

@@ -98,17 +98,12 @@ class DeltaSink:
 
     def attach(self, frame: DataFrame, query: Callable[[], str], before: Callable[[int], None]) -> DataStreamWriter:
         """See `Sink`. Creates the table, or adds columns to it; raises TableError, SinkError if the rows or the mode don't fit it."""
-        from hub.tables.delta import PROPERTY, Table, exists
+        from hub.tables.delta import PROPERTY, Table, exists, retention
 
         job = self._job
         self.check_mode()
         keys = tuple(frame.columns[: len(frame.columns) - len(job.window.aggregates)]) if job.mode == "merge" and job.window else ()
-        hours = f"interval {self._hours} hours"
-        properties = {
-            PROPERTY: job.mode,
-            "delta.deletedFileRetentionDuration": hours,
-            "delta.logRetentionDuration": hours,
-        }
+        properties = {PROPERTY: job.mode, **retention(self._hours)}
         if exists(self._place) and PROPERTY not in Table(self._place).properties:
             properties = {}  # another program's table, with its own rules
         schema = table_schema(frame)

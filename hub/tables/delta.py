@@ -378,6 +378,14 @@ class Table:
         return [field for field in delta().Schema.from_arrow(schema).fields if field.name in added]
 
 
+def retention(hours: int) -> dict[str, str]:
+    """Return the properties that keep replaced files for so long, and the log's entries for a day at least: commits compare with them."""
+    return {
+        "delta.deletedFileRetentionDuration": f"interval {hours} hours",
+        "delta.logRetentionDuration": f"interval {max(24, hours)} hours",
+    }
+
+
 def exists(place: TablePlace) -> bool:
     """Return whether a place has a table. Raises TableError if it can't be examined."""
     try:
