@@ -65,6 +65,17 @@ def test_the_sums_agree_though_shippers_and_the_hub_are_killed_again_and_again(t
     assert "http://127.0.0.1:" in done.stdout
     assert "All 30,000 records are at every station, each once; gaps: 0" in done.stdout
     assert sorted(rows_of(tmp_path / "output" / "hub")) == list(range(30000))
+    assert f"table {tmp_path}/output/flights" in done.stdout
+    table = pytest.importorskip("deltalake").DeltaTable(tmp_path / "output" / "flights").to_pyarrow_table()
+    assert sorted(table.column("row").to_pylist()) == list(range(30000))
+
+
+def test_a_stages_clock_runs_while_it_has_records(flights: ModuleType) -> None:
+    meter = flights.Meter()
+    looks = [(0.0, 5, 5), (10.0, 5, 105), (11.0, 55, 105), (12.0, 105, 105), (50.0, 125, 125), (51.0, 125, 225), (52.0, 225, 225)]
+    for now, done, there in looks:
+        meter.look(now, done, there)
+    assert (meter.seconds, meter.records) == (3.0, 200)
 
 
 @pytest.mark.skipif(not os.environ.get("JAVA_HOME") and shutil.which("java") is None, reason="needs Java")
@@ -90,8 +101,8 @@ def test_figures_that_differ_from_the_file_are_reported(flights: ModuleType) -> 
 
 def test_the_output_of_an_earlier_call_is_cleared_away_with_its_link(tmp_path: Path, flights: ModuleType) -> None:
     flights.make_output(tmp_path / "output")
-    (tmp_path / "output" / ".delays.parquet").mkdir()
-    (tmp_path / "output" / "delays.parquet").symlink_to(".delays.parquet")
+    (tmp_path / "output" / ".delays.delays").mkdir()
+    (tmp_path / "output" / "flights").symlink_to(".delays.delays")
     flights.make_output(tmp_path / "output")
     assert sorted(path.name for path in (tmp_path / "output").iterdir()) == [flights.MARK, "hub", "logs", "security", "spools"]
 

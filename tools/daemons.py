@@ -203,6 +203,28 @@ class Pipeline(Daemon):
         return f"batch {self.said['batch'] + 1}" if self.is_ready else "Spark starts"
 
 
+class TableAppender(Daemon):
+    """The command that appends the records of the hub root to a Delta table, without Spark: `kvspool table append`."""
+
+    def __init__(self, root: Path, table: Path, schema: str, log: Path) -> None:
+        super().__init__("the table's appender", log)
+        self.root, self.table, self.schema = root, table, schema
+
+    def arguments(self) -> list:
+        """Return the arguments after the command's name."""
+        return ["table", "append", self.root, self.table, "--schema", self.schema, "--every", "1", "--json"]
+
+    @property
+    def appended(self) -> int:
+        """Return how many records it has appended, by its last report."""
+        return self.said.get("records", 0)
+
+    @property
+    def seconds(self) -> float:
+        """Return the time of its commits, without waits."""
+        return self.said.get("seconds", 0.0)
+
+
 class Security:
     """Certificates for TLS, and a token for each client, in a folder."""
 

@@ -1,12 +1,12 @@
 """The main job, end to end on real input: every flight that left New York City in 2013.
 
-    writers -> spools of each airport -> a shipper for each airport -- TLS --> hub -> hub root -> follower, pipeline
+    writers -> spools of each airport -> a shipper for each airport -- TLS --> hub -> hub root -> follower, table, pipeline
 
 Each airport is a client with its own shard set. Writer processes append all flights at once; a shipper for each airport sends them to the
-hub, a separate process; a follower reads the hub root live. So does a pipeline, a process with Spark, which computes flights,
-cancellations and delays for each carrier and month as they arrive. During the job a shipper and the hub are killed and restarted. At the
-end every station must have the same number of records of each airport, each flight exactly once, and the pipeline's results must equal
-those of the file, or the job fails.
+hub, a separate process; a follower reads the hub root live. So do two processes that write Delta tables: an appender has all flights, and
+a pipeline with Spark has flights, cancellations and delays for each carrier and month. During the job a shipper and the hub are killed and
+restarted. At the end every station must have the same number of records of each airport, each flight exactly once, and the pipeline's
+results must equal those of the file, or the job fails.
 
 Options are parsed before anything is installed, so only the standard library is imported at the top. The processes of this job import this
 module too, and start faster for that.
@@ -31,7 +31,7 @@ from contextlib import ExitStack, contextmanager
 from itertools import count, islice
 from pathlib import Path
 
-from daemons import DaemonError, Hub, Pipeline, Security, Shipper
+from daemons import DaemonError, Hub, Pipeline, Security, Shipper, TableAppender
 from kills import Kills
 
 CLIENTS = ("EWR", "JFK", "LGA")
@@ -49,8 +49,8 @@ LOOK = 0.02  # seconds between two checks
 REPORT = 1.0  # seconds between two progress lines without a terminal
 MARK = ".made-by-kvspool-flights"
 PR_SET_PDEATHSIG = 1
-DELAYS = "delays.parquet"
-FOLDERS = ("spools", "hub", "security", "logs", DELAYS, f".{DELAYS}", f"{DELAYS}_bad")
+FLIGHTS, DELAYS = "flights", "delays"  # the tables
+FOLDERS = ("spools", "hub", "security", "logs", FLIGHTS, f"{FLIGHTS}_bad", DELAYS, f".{DELAYS}.{DELAYS}", f"{DELAYS}.{DELAYS}_bad")
 
 DESCRIPTION = """\
 Send the 336,776 flights that left New York City in 2013 through all parts of kvspool:
@@ -59,7 +59,8 @@ Send the 336,776 flights that left New York City in 2013 through all parts of kv
   shippers   one process for each airport sends its records to the hub, over TLS, with its own token
   hub        a process that stores them in its root, with a web page
   follower   one process reads the hub root live
-  pipeline   Spark reads the hub root live, too: flights, cancellations and delays for each carrier and month
+  table      another one appends all flights to a Delta table, live
+  pipeline   Spark reads the hub root live, too: a Delta table of flights, cancellations and delays for each carrier and month
 
 During the job one shipper and the hub are killed with SIGKILL, and restarted. At the end a table shows the number of each airport's
 records at every station. The numbers must all be equal, with each flight exactly once, and the pipeline's results must equal those of
@@ -72,9 +73,10 @@ The output folder then has:
   spools/            the appended records: a shard set for each airport
   hub/               the hub root: the shipped records, a journal for each shard
   security/          the hub's certificate, its access file, a token for each airport
-  logs/              output of hub, shippers and pipeline
+  logs/              output of hub, shippers, appender and pipeline
+  flights/           a Delta table of all flights
   delays.toml        the pipeline's job
-  delays.parquet     its results
+  delays/            its results, a Delta table
   delays.png         the results as a chart
 
 A second call recreates them. To explore, run: .venv/bin/kvspool hub clients output/hub"""
@@ -138,7 +140,7 @@ def run(options: argparse.Namespace, console) -> int:
             stations.append(Station("the same in spools and hub", compare(output)))
         differs = ""
         if options.spark:
-            rows = _read_parquet(output / DELAYS)
+            rows = _read_table(output / DELAYS)
             stations.append(Station("counted by Spark", sum_up(rows, "airport", "flights")))
             stations.append(Station("different flights in Spark", sum_up(rows, "airport", "different")))
             with _timed(timings, "check"):
@@ -203,6 +205,8 @@ class Way:
             for number in range(options.writers)
         ]
         self.pipeline = Pipeline(make_job(output), self.logs / "pipeline.log") if options.spark else None
+        self.table = TableAppender(self.root, output / FLIGHTS, schema(), self.logs / "table.log")
+        self.meters = {name: Meter() for name in ("writers", "hub", "follower", "pipeline")}
         # Each shipper must have records before Spark starts, so each writer continues until it has written for every airport.
         self._live = max(LIVE, 2 * BATCH * len(CLIENTS) * options.writers / total)
         self.shipped_at = 0.0
@@ -219,7 +223,8 @@ class Way:
             kills.look(appended, sum(appended.values()) / self.total)
             self.progress.allowed.value = kills.allowed if self._is_computing else min(kills.allowed, self._live)
             self._report(appended)
-            figures = (appended, self.acknowledged, self.progress.followed(), self.computed())
+            self._measure(sum(appended.values()), kills.is_flowing)
+            figures = (appended, self.acknowledged, self.progress.followed(), self.table.appended, self.computed())
             if figures != last:
                 moved, last = time.monotonic(), figures
             elif time.monotonic() - moved > (QUIET if self._is_computing else START):
@@ -228,8 +233,20 @@ class Way:
         self._report(self.progress.appended())
         for shipper in self.shippers:
             shipper.stop()
+        self.table.stop()
         if self.pipeline is not None:
             self.pipeline.stop()
+
+    def _measure(self, appended: int, is_flowing: bool) -> None:
+        """Let each stage's clock run while it has work. Waits for a killed process, and for Spark's start, are no work."""
+        acknowledged, computed = self.acknowledged, sum(self.computed().values())
+        now = time.monotonic()
+        self.meters["writers"].look(now, appended, int(min(1.0, self.progress.allowed.value) * self.total))
+        self.meters["hub"].look(now, acknowledged, appended if is_flowing else acknowledged)
+        followed = sum(self.progress.followed().values())
+        self.meters["follower"].look(now, followed, appended if is_flowing else followed)  # it may have what no shipper has reported yet
+        if self.pipeline is not None and self.pipeline.is_ready:
+            self.meters["pipeline"].look(now, computed, acknowledged)
 
     def begin(self) -> None:
         """Start writers, follower, pipeline, hub and shippers."""
@@ -249,6 +266,7 @@ class Way:
             self._refuse_death()
             time.sleep(LOOK)
         self.reporter.say(f"the hub listens at {self.hub.location}; its page, while this runs: [bold]{self.hub.page}[/]")
+        self.table.start()
         for shipper in self.shippers:
             shipper.start()
 
@@ -275,7 +293,7 @@ class Way:
         is_acknowledged = all(shipper.acknowledged == appended[shipper.client] for shipper in self.shippers)
         if is_acknowledged and not self.shipped_at:
             self.shipped_at = time.monotonic()
-        if self.pipeline is not None and self.computed() != appended:
+        if self.table.appended != self.total or self.pipeline is not None and self.computed() != appended:
             return False
         self.drained_at = self.drained_at or time.monotonic()
         return is_acknowledged
@@ -289,15 +307,26 @@ class Way:
             stored = {client.client: client.records for client in root.stats().clients}
         acknowledged = {shipper.client: shipper.acknowledged for shipper in self.shippers}
         stations = [
-            Station(f"appended by {len(self.writers)} writers", progress.appended(), progress.writers_seconds),
-            Station("acknowledged by the hub", acknowledged, self.shipped_at - progress.begin),
+            Station(f"appended by {len(self.writers)} writers", progress.appended(), self.meters["writers"]),
+            Station("acknowledged by the hub", acknowledged, self.meters["hub"]),
             Station("stored in its root", stored),
-            Station("read live from there", progress.followed(), progress.follower_seconds),
+            Station("read live from there", progress.followed(), self.meters["follower"]),
             Station("different flights read there", progress.different()),
+            *self._stations_of_table(),
         ]
         if self.pipeline is not None:
-            stations.append(Station("read live by the pipeline", self.computed(), self.drained_at - progress.begin))
+            stations.append(Station("read live by the pipeline", self.computed(), self.meters["pipeline"]))
         return stations
+
+    def _stations_of_table(self) -> list:
+        """Return the rows of the table of flights, and the different flights in it."""
+        rows = _read_table(self.table.table, ["row", "record"])
+        different = {(row["record"]["topic"], row["row"]) for row in rows}
+        meter = Meter(len(rows), self.table.seconds)
+        return [
+            Station("rows in the table of flights", Counter(row["record"]["topic"] for row in rows), meter),
+            Station("different flights in the table", Counter(client for client, _ in different)),
+        ]
 
     def _report(self, appended: dict) -> None:
         """Show the progress of all processes."""
@@ -311,6 +340,7 @@ class Way:
             "writers append": (everything, ""),
             "hub acknowledges": (acknowledged, f"lag {everything - acknowledged:,}{connected}"),
             "follower reads": (followed, f"lag {max(0, acknowledged - followed):,}"),
+            "table has": (self.table.appended, f"lag {max(0, acknowledged - self.table.appended):,}"),
         }
         if self.pipeline is not None:
             computed = sum(self.computed().values())
@@ -326,15 +356,16 @@ class Way:
         for shipper in self.shippers:
             if shipper.process is not None:
                 shipper.check()
-        if self.pipeline is not None and self.pipeline.process is not None:
-            self.pipeline.check()
+        for daemon in (self.table, self.pipeline):
+            if daemon is not None and daemon.process is not None:
+                daemon.check()
 
     def __enter__(self) -> Way:
         return self
 
     def __exit__(self, *_: object) -> None:
         with ExitStack() as stack:
-            for daemon in (self.hub, *self.shippers, *([self.pipeline] if self.pipeline is not None else [])):
+            for daemon in (self.hub, *self.shippers, self.table, *([self.pipeline] if self.pipeline is not None else [])):
                 stack.callback(daemon.end)
             for process in (self.follower, *self.writers):
                 if process.is_alive():
@@ -380,16 +411,6 @@ class Progress:
     def begin(self) -> float:
         """Return when the first writer began."""
         return min(self.begun)
-
-    @property
-    def writers_seconds(self) -> float:
-        """Return the time from the first writer's start to the last one's end."""
-        return max(self.ended) - self.begin
-
-    @property
-    def follower_seconds(self) -> float:
-        """Return the time from the first writer's start to the follower's end."""
-        return self.followed_at.value - self.begin
 
 
 def write(number: int, writers: int, total: int, spools: str, progress: Progress) -> None:
@@ -561,7 +582,7 @@ aggregates = [
   "sum(dep_delay) AS delay_minutes",
 ]
 
-[sink]                                            # each batch replaces the last one's figures
+[sink]                                            # a Delta table; each batch replaces the last one's figures
 path = "{sink}"
 trigger = "500 milliseconds"
 """
@@ -569,10 +590,14 @@ trigger = "500 milliseconds"
 
 def make_job(output: Path) -> Path:
     """Write the pipeline's job file."""
-    fields = ", ".join(f"{name} {'string' if name in TEXTS else 'int'}" for name in ("row", *COLUMNS))
     path = output / "delays.toml"
-    path.write_text(JOB.format(schema=fields, sink=DELAYS), encoding="utf-8")
+    path.write_text(JOB.format(schema=schema(), sink=DELAYS), encoding="utf-8")
     return path
+
+
+def schema() -> str:
+    """Return the schema of a flight, in the notation of a job."""
+    return ", ".join(f"{name} {'string' if name in TEXTS else 'int'}" for name in ("row", *COLUMNS))
 
 
 def difference(rows: list, most: int | None) -> str:
@@ -606,14 +631,30 @@ def figures_of_file(most: int | None) -> dict:
 # Results.
 
 
-class Station:
-    """The number of each airport's records at one station."""
+class Meter:
+    """The speed of a stage while it worked: a clock that runs while there are records for it, and the records of that time."""
 
-    def __init__(self, name: str, counts: dict, seconds: float = 0.0) -> None:
+    def __init__(self, records: int = 0, seconds: float = 0.0) -> None:
+        self.records = records
+        self.seconds = seconds
+        self._before: tuple | None = None  # time, records done, records there, at the last look
+
+    def look(self, now: float, done: int, there: int) -> None:
+        """Note how many records the stage has done, and how many there are for it; as many, if the time to the next look doesn't count."""
+        if self._before is not None and self._before[2] > self._before[1]:
+            self.seconds += now - self._before[0]
+            self.records += done - self._before[1]
+        self._before = (now, done, there)
+
+
+class Station:
+    """The number of each airport's records at one station, and how fast it was."""
+
+    def __init__(self, name: str, counts: dict, meter: Meter | None = None) -> None:
         self.name = name
         self.counts = {client: counts.get(client, 0) for client in CLIENTS}
         self.total = sum(counts.values())
-        self.seconds = seconds
+        self.meter = meter
 
 
 class Carrier:
@@ -748,13 +789,14 @@ def show_summary(way: Way, stations: list, differs: str, timings: dict, output: 
 
     table = Table(title="Records at every station", box=box.SIMPLE_HEAD)
     table.add_column("station", no_wrap=True)
-    for name in (*CLIENTS, "all", "seconds", "records/s"):
+    for name in (*CLIENTS, "all", "busy s", "records/s"):
         table.add_column(name, justify="right")
     for station in stations:
         counts = [f"{station.counts[client]:,}" for client in CLIENTS]
-        table.add_row(station.name, *counts, f"{station.total:,}", *_rate(station.total, station.seconds))
+        table.add_row(station.name, *counts, f"{station.total:,}", *_rate(station.meter))
     console.print(table)
     console.print(f"{_timings(timings)}. All files are in {output}", highlight=False, soft_wrap=True)
+    console.print(_ways_to_open(output, way.pipeline is not None), highlight=False, soft_wrap=True, markup=False)
     gaps, lost = way.progress.gaps
     wrong = [station.name for station in stations if station.counts != stations[0].counts or station.total != stations[0].total]
     if way.pipeline is not None and not differs:
@@ -781,14 +823,29 @@ def _timings(timings: dict) -> str:
     return ", ".join(words)
 
 
-def _rate(records: int, seconds: float) -> tuple:
-    return (f"{seconds:.1f}", f"{records / seconds:,.0f}") if seconds > 0 else ("", "")
+def _rate(meter: Meter | None) -> tuple:
+    if meter is None or meter.seconds <= 0 or not meter.records:
+        return "", ""
+    return f"{meter.seconds:.1f}", f"{meter.records / meter.seconds:,.0f}"
 
 
-def _read_parquet(path: Path) -> list:
-    from pyarrow import parquet
+def _ways_to_open(output: Path, has_delays: bool) -> str:
+    """Return how to open the tables."""
+    python = f"{sys.executable} -c"
+    lines = [
+        "busy s: how long a stage had records to process. The writers wait on purpose: for the kills, and for Spark to start",
+        "The tables are open to every reader of Delta:",
+        f"  {Path(sys.executable).with_name('kvspool')} table {output / FLIGHTS}",
+    ]
+    tables = [output / FLIGHTS, *([output / DELAYS] if has_delays else [])]
+    lines += [f"""  {python} 'import deltalake; print(deltalake.DeltaTable("{table}").to_pandas())'""" for table in tables]
+    return "\n".join(lines)
 
-    return parquet.read_table(path).to_pylist()
+
+def _read_table(path: Path, columns: list | None = None) -> list:
+    from deltalake import DeltaTable
+
+    return DeltaTable(path).to_pyarrow_table(columns=columns).to_pylist()
 
 
 class Reporter:

@@ -37,6 +37,11 @@ class Kills:
         return len(self.killed) == len(self.targets) and self._is_flowing
 
     @property
+    def is_flowing(self) -> bool:
+        """Return whether records are sent, so that no process has yet to return after a kill."""
+        return self._is_flowing
+
+    @property
     def allowed(self) -> float:
         """Return the share of all records that the writers may append for now."""
         if len(self.killed) == len(self.targets):

@@ -62,8 +62,8 @@ def cases(
         stack.callback(logs.remove)
         session = stack.enter_context(started(folder)) if spark is None else spark
         every = (
-            ("read", read), ("hub", through_a_hub), ("sink", sink), ("catch-up", catch_up), ("overhead", overhead), ("latency", latency),
-            ("idle", idle),
+            ("read", read), ("hub", through_a_hub), ("sink", sink), ("table", table), ("catch-up", catch_up), ("overhead", overhead),
+            ("latency", latency), ("idle", idle),
         )  # fmt: skip
         for name, case in every:
             if wanted(f"spark {name}"):
@@ -247,6 +247,37 @@ def sink(spark: Any, logs: Logs, rounds: int, size: Size) -> Iterator[dict[str, 
         if sum(one.next_sequence for one in shards.stats()) != records * (rounds + size.warm_ups):
             raise SystemExit("not every row was written once")
     yield compared("spark sink: batch", "M/s", found["ours"], "Parquet", found["parquet"])
+
+def table(spark: Any, logs: Logs, rounds: int, size: Size) -> Iterator[dict[str, object]]:
+    """Commit rows from Spark's memory to a Delta table as a batch of a pipeline does, compared with writing them as Parquet."""
+    from hub.pipeline.sinks import Writing, table_schema, write_files
+    from hub.tables.delta import Change, Table
+    from hub.tables.place import TablePlace
+
+    records = size.records // 4
+    columns = ["crc32(value) AS row", "substr(string(key), 1, 2) AS carrier", "string(value) AS text", "length(value) AS size", "key"]
+    rows = frame(spark, logs.spools(), "key binary, value binary").limit(records).repartition(CORES).selectExpr(*columns).cache()
+    rows.count()
+    place = TablePlace.of(logs.new())
+    target, numbers = Table.make(place, table_schema(rows)), count()
+
+    def committed() -> float:
+        start = time.perf_counter()
+        batch = next(numbers)
+        files = write_files(rows, Writing(place, table_schema(rows), (), f"part-{batch:010}"))
+        target.commit(files, {"query": Change(batch - 1 if batch else None, batch)})
+        return records / (time.perf_counter() - start)
+
+    def written() -> float:
+        start = time.perf_counter()
+        rows.write.parquet(str(logs.new()))
+        return records / (time.perf_counter() - start)
+
+    found = in_turn(rounds, size, ours=committed, parquet=written)
+    rows.unpersist()
+    if target.info().rows != records * (rounds + size.warm_ups):
+        raise SystemExit("not every row was written once")
+    yield compared("spark table: a batch into Delta", "M/s", found["ours"], "Parquet", found["parquet"])
 
 
 # Queries that stream.

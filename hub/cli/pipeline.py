@@ -1,4 +1,4 @@
-"""`kvspool pipeline`: declared jobs, from logs through Spark to Parquet. Spark is imported when a job runs, not before."""
+"""`kvspool pipeline`: declared jobs, from logs through Spark to tables. Spark is imported when a job runs, not before."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ crash at any moment and a restart, each record has had its effect once.
   [decode]  codec = "json"                              json, msgpack, keyed, text, raw
             schema = "carrier string, dep_delay int"    or "infer"
   [select]  where = "dep_delay > 0"                     Spark SQL
-  [sink]    path = "late"                               a folder of Parquet
+  [sink]    path = "late"                               a Delta table
 
 docs/pipeline.md has every key. It needs the extra spark, and Java 17 or newer."""
 EXAMPLES = """\
@@ -63,8 +63,8 @@ INFER = """\
 Read the first records of a job's source, and print a schema for them, for [decode] schema in the file. Whole numbers become bigint; text
 stays text. A job with schema = "infer" does the same when it first runs, and keeps the schema afterwards."""
 COMPACT = """\
-Combine the small files of a job's sink into large ones, while readers read. A running pipeline with [compact] does so automatically; this
-command is for a stopped one, and combines all small files."""
+Combine the small files of a job's table into large ones, while readers read and the pipeline runs. A pipeline with [compact] does so
+automatically; this command combines all small files."""
 STATUS = """\
 Show the progress of a pipeline: records read and left, also of each shard, the times of the last batch, and the last update. The exit code
 is 1 if the pipeline has failed, or should be running but sends no updates.
@@ -255,7 +255,7 @@ def _plan(job: Job) -> Iterator[str]:
         span = f" of {job.window.size}{slide}" if job.window.size else " over all time"
         group = f" by {', '.join(job.window.group)}" if job.window.group else ""
         yield f"  aggregates {', '.join(job.window.aggregates)}{group}{span}"
-    how = "replaces" if job.mode == "complete" else "adds to"
+    how = {"append": "adds to", "complete": "replaces", "merge": "merges"}[job.mode]
     yield f"  {how:<10} {job.sink.format} at {job.sink.path}" + (
         f", partitioned by {', '.join(job.sink.partition_by)}" if job.sink.partition_by else ""
     )
@@ -263,7 +263,7 @@ def _plan(job: Job) -> Iterator[str]:
     yield f"  checkpoint {job.checkpoint}"
     if job.compact is not None:
         rules = job.compact
-        yield f"  compacts   {rules.files} files of one magnitude up to {rules.target}; the small ones after {rules.after}"
+        yield f"  compacts   {rules.files} files of one magnitude up to {rules.target}"
 
 
 def _public(settings: dict[str, str]) -> dict[str, str]:
@@ -291,22 +291,22 @@ def _toml(text: str) -> str:
 
 def _compact(arguments: argparse.Namespace) -> int:
     """Combine small files."""
-    from hub.pipeline.compaction import compact
     from hub.pipeline.errors import JobError
-    from hub.pipeline.job import Compact, seconds
-    from hub.pipeline.table import Table
+    from hub.pipeline.job import Compact
+    from hub.pipeline.sinks import compact
+    from hub.tables.delta import Table
+    from hub.tables.place import TablePlace
 
     job = _load(arguments)
-    if job.sink.format != "parquet":
+    if job.sink.format != "delta":
         raise JobError(f"{job.path}: [sink] format {job.sink.format} is not compacted here")
-    with Table(Path(job.sink.path)) as table:
-        done = compact(table, job.compact or Compact(), everything=True)
-        table.prune(seconds(job.sink.snapshots))
-        files = 0 if table.version is None else len(table.version.files)
+    table = Table(TablePlace.of(job.sink.path, job.sink.options))
+    before, after = compact(table, job.compact or Compact(), everything=True)
+    files = table.info().files
     if arguments.json:
-        output.print_json({"before": done.before, "after": done.after, "files": files})
+        output.print_json({"before": before, "after": after, "files": files})
     else:
-        print(output.escape(f"{done.before:,} files became {done.after:,}; {job.sink.path} has {files:,}"))
+        print(output.escape(f"{before:,} files became {after:,}; {job.sink.path} has {files:,}"))
     return 0
 
 

@@ -8,7 +8,6 @@ bad rows and replaces that file by an equal one. So each row is stored once, and
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import cached_property, partial
@@ -20,10 +19,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import parquet
 
+from hub.pipeline import jsoncolumns
 from hub.pipeline.errors import BadRecords
 from hub.pipeline.job import RECORD_TIME
 from hub.pipeline.keytables import KeyTables
 from hub.pipeline.schema import Kind, SchemaField, ddl
+from hub.tables.files import LONGEST_FOLDER, escaped
 from kvspool import keyed
 
 RECORD_FIELDS = (
@@ -46,8 +47,6 @@ BAD_SCHEMA = pa.schema(
 """The columns of a row that can't be decoded."""
 
 _TIMESTAMP = next(field for field in RECORD_FIELDS if field.name == "timestamp")
-LONGEST_FOLDER = 255  # bytes of a folder's name, of Linux
-_ESCAPED = re.compile(r"""[\x01-\x1f"#%'*/:=?\\\x7f{[\]^]""")  # in the names of partitions, as %2F
 _ANY_LENGTH = ("string", "binary")
 _FIXED = {"text": (SchemaField("text", Kind("string")),), "raw": (SchemaField("value", Kind("binary")),)}
 _WRONG = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError)
@@ -95,7 +94,7 @@ class Plan(NamedTuple):
         task = TaskContext.get()
         assert task is not None
         batch = task.getLocalProperty("streaming.sql.batchId") or "0"
-        kept = BadFile(Path(self.bad), self.job, int(batch), task.partitionId())
+        kept = BadFile(bad_file(Path(self.bad), self.job, int(batch), task.partitionId()))
         yield from self.decode(batches, kept)
 
     def decode(self, batches: Iterable[pa.RecordBatch], kept: BadFile) -> Iterator[pa.RecordBatch]:
@@ -121,10 +120,10 @@ class Plan(NamedTuple):
 
 
 class BadFile:
-    """The file with the bad rows of one task of a job. It becomes visible when the task ends without an error."""
+    """The file with the bad rows of one task. It becomes visible when the task ends without an error."""
 
-    def __init__(self, folder: Path, job: str, batch: int, task: int) -> None:
-        self.path = folder / f"{_bad_name(job, batch)}{task:05}.parquet"
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self._building = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         self._writer: parquet.ParquetWriter | None = None
 
@@ -170,6 +169,11 @@ def clear_bad(folder: Path, job: str, batch: int) -> None:
     for pattern in (f"{_bad_name(job, batch)}*.parquet", f".{_bad_name(job, batch)}*"):
         for path in folder.glob(pattern):
             path.unlink(missing_ok=True)
+
+
+def bad_file(folder: Path, job: str, batch: int, task: int) -> Path:
+    """Return the path of the file with the bad rows of a task of a job."""
+    return folder / f"{_bad_name(job, batch)}{task:05}.parquet"
 
 
 def _bad_name(job: str, batch: int) -> str:
@@ -236,6 +240,10 @@ class Decoder:
             return [batch.column("value").cast(pa.binary())], [], []
         if self._plan.codec == "text":
             return self._texts(batch.column("value"))
+        if self._plan.codec == "json":
+            columns = jsoncolumns.columns(batch.column("value").cast(pa.binary()), self._plan.fields)
+            if columns is not None:
+                return columns, [], []
         rows, wrong, reasons = self._decoded(batch)
         try:
             return self._arrays(rows), wrong, reasons
@@ -333,19 +341,16 @@ def _bad(batch: pa.RecordBatch, rows: list[int], reasons: list[str]) -> pa.Recor
 def _no_folders(name: str, values: pa.Array) -> dict[int, str]:
     """Return the values that can't be part of a folder's name in Spark's notation; such a row would fail every attempt at its batch."""
     bad = {}
-    room = LONGEST_FOLDER - len(f"{_escaped(name)}=".encode())
+    room = LONGEST_FOLDER - len(f"{escaped(name)}=".encode())
     for place in _places(pc.greater(pc.binary_length(values), room // len("%2F"))):
         value = values[place].as_py()
-        length = len(_escaped(value if isinstance(value, str) else value.decode(errors="replace")).encode())
+        length = len(escaped(value if isinstance(value, str) else value.decode(errors="replace")).encode())
         if length > room:
             bad[place] = f"{name} takes {length:,} bytes in the name of a folder, where {room} fit, and is in [sink] partition_by"
     for place in _places(pc.match_substring(values, "\0")):
         bad[place] = f"{name} has a NUL, which names of folders can't have, and is in [sink] partition_by"
     return bad
 
-
-def _escaped(value: str) -> str:
-    return _ESCAPED.sub(lambda found: f"%{ord(found[0]):02X}", value)
 
 
 def _places(mask: pa.Array) -> list[int]:

@@ -18,7 +18,7 @@ class SchemaError(KvspoolError, ValueError):
 
 
 class SinkError(KvspoolError):
-    """The sink's path holds something else than the pipeline left there. Nothing was written."""
+    """The sink holds something else than the pipeline left there, or can't take its rows. Nothing was written."""
 
     exit_code = 3
 
@@ -34,6 +34,6 @@ class PipelineFailed(KvspoolError):
 
 
 class PipelineRuns(KvspoolError):
-    """Another process uses the same sink."""
+    """Another process of this host runs the same job."""
 
     exit_code = 6

@@ -17,14 +17,15 @@ import msgspec
 from hub.pipeline.errors import JobError, SchemaError
 from hub.pipeline.schema import INFER, SchemaField, parse_schema
 from hub.root.pipeline_progress import NAME
+from hub.tables.place import SECRET
 from kvspool.engine import sizes
 from kvspool.errors import NotAFile
 from kvspool.system import documents
 
 Codec = Literal["json", "msgpack", "keyed", "text", "raw"]
-Format = Literal["parquet", "delta", "kvspool"]
+Format = Literal["delta", "parquet", "kvspool"]
 OnBad = Literal["keep", "fail"]
-Mode = Literal["append", "complete"]
+Mode = Literal["append", "complete", "merge"]
 
 LARGEST = 1 << 20  # bytes of a job file
 DURATION = re.compile(r"(\d+) (millisecond|second|minute|hour|day|week)s?")
@@ -88,28 +89,28 @@ class Window(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class JobSink(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The destination of rows. mode "complete": each batch replaces all rows. options: of the format `delta` or `kvspool`."""
+    """The destination of rows.
+
+    mode: "complete": each batch replaces all rows; "merge": it replaces those of the same window and group. evolve: whether new columns may
+    be added to the table. keep: how long files of replaced versions stay. options: of the format `delta` or `kvspool`.
+    """
 
     path: str
-    format: Format = "parquet"
+    format: Format = "delta"
     mode: Mode | Literal[""] = ""
     partition_by: tuple[str, ...] = ()
     trigger: str = "10 seconds"
     checkpoint: str = ""
-    snapshots: str = "10 minutes"
+    evolve: bool = False
+    keep: str = "1 day"
     options: dict[str, str] = {}
 
 
 class Compact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """When small files are combined.
-
-    target: size of a file. files: how many of one magnitude are combined. after: a folder without new files for this time is combined,
-    whatever their number.
-    """
+    """When small files of a table are combined. target: size of a file. files: how many of one magnitude are combined."""
 
     target: str = "128MiB"
     files: int = 8
-    after: str = "1 hour"
 
     @property
     def target_bytes(self) -> int:
@@ -374,9 +375,9 @@ def _check_sink(job: Job) -> None:
     sink = job.sink
     if sink.trigger != AVAILABLE_NOW:
         _check_duration(job, "sink", "trigger", sink.trigger, may_be_0=True)
-    _check_duration(job, "sink", "snapshots", sink.snapshots, may_be_0=True)
-    if "://" in sink.path and sink.format == "parquet":
-        raise JobError(f"{job.path}: [sink] path: parquet needs a file system that all tasks can reach; use delta for an object store")
+    _check_duration(job, "sink", "keep", sink.keep, may_be_0=True)
+    if "://" in sink.path and sink.format != "delta":
+        raise JobError(f"{job.path}: [sink] path: {sink.format} needs a file system that all tasks reach; use delta for an object store")
     if "://" in sink.path and not (sink.checkpoint and job.decode.bad_path):
         raise JobError(f"{job.path}: [sink] path: with an object store, [sink] checkpoint and [decode] bad_path must be given")
     if "://" in job.decode.bad_path:
@@ -385,14 +386,18 @@ def _check_sink(job: Job) -> None:
         raise JobError(f"{job.path}: [sink] options: format parquet has no options")
     if sink.partition_by and sink.format == "kvspool":
         raise JobError(f"{job.path}: [sink] partition_by: shards are chosen by the column key")
-    if job.window is None and sink.mode == "complete":
-        raise JobError(f'{job.path}: [sink] mode: "complete" is for a job with [window]')
+    if job.window is None and sink.mode in ("complete", "merge"):
+        raise JobError(f'{job.path}: [sink] mode: "{sink.mode}" is for a job with [window]')
     if job.mode == "append" and job.window is not None and not (job.window.size and job.watermark):
         raise JobError(f'{job.path}: [sink] mode: "append" needs [window] size and [watermark], or no aggregate is ever final')
-    if job.mode == "complete" and sink.format == "kvspool":
-        raise JobError(f"{job.path}: [sink] mode: a log can't be replaced by each batch")
-    if job.compact is not None and sink.format != "parquet":
-        raise JobError(f"{job.path}: [compact] is for format parquet")
+    if job.mode != "append" and sink.format != "delta":
+        what = "a log" if sink.format == "kvspool" else "a folder of Parquet"
+        raise JobError(f'{job.path}: [sink] mode: {what} can only be added to; format delta has "{job.mode}"')
+    if (sink.evolve or job.compact is not None) and sink.format != "delta":
+        raise JobError(f"{job.path}: {'[sink] evolve' if sink.evolve else '[compact]'} is for format delta")
+    secret = next((name for name in sink.options if SECRET.search(name)), None)
+    if sink.format == "delta" and secret is not None:
+        raise JobError(f"{job.path}: [sink] options: {secret} is a secret; set the environment's variable of that name instead")
 
 
 def _check_compact(job: Job, compact: Compact) -> None:
@@ -404,7 +409,6 @@ def _check_compact(job: Job, compact: Compact) -> None:
         raise JobError(f"{job.path}: [compact] target: at least 64KiB, not {compact.target}")
     if compact.files < 2:
         raise JobError(f"{job.path}: [compact] files: at least 2, not {compact.files}")
-    _check_duration(job, "compact", "after", compact.after, may_be_0=True)
 
 
 def _check_duration(job: Job, table: str, key: str, text: str, *, may_be_0: bool = False) -> None:

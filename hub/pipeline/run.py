@@ -10,8 +10,8 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,16 +19,18 @@ import msgspec
 
 from hub.pipeline import failures, query, session
 from hub.pipeline.decode import clear_bad, count_bad
-from hub.pipeline.errors import PipelineFailed, SchemaError
+from hub.pipeline.errors import PipelineFailed, PipelineRuns, SchemaError
 from hub.pipeline.job import Job, check_time
 from hub.pipeline.schema import SchemaField, ddl, parse_schema
 from hub.pipeline.sinks import Sink, open_sink
 from hub.root import pipeline_progress as progresses
 from hub.root.pipeline_progress import PipelineProgress, ShardProgress
+from hub.tables.place import make_folders
 from kvspool import system
 from kvspool.errors import KvspoolError
 from kvspool.opening import logs
 from kvspool.system import disk, documents
+from kvspool.system.descriptor import Descriptor
 from kvspool.system.handles import Handle
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 LOOK = 0.25  # seconds between two checks of the query
 SAY = 1.0  # seconds between two updates of the progress files
 PATIENCE = 60.0  # seconds that a stop waits for the current batch
+OUTPUT = {"append": "append", "complete": "complete", "merge": "update"}  # Spark's names of the modes
 LONGEST_SCHEMA = 1 << 20  # bytes of the file next to the checkpoint
 
 Report = Callable[[PipelineProgress], None]
@@ -73,8 +76,8 @@ class PipelineRun(Handle):
         and stopped. Raises PipelineFailed, and the errors of opening the source, the sink and the schema; committed batches stay.
         """
         with ExitStack() as stack:
+            stack.enter_context(only_one(self.job))
             sink = open_sink(self.job)
-            stack.callback(sink.close)
             self._say()
             try:
                 fields = pinned_fields(self.job)
@@ -106,7 +109,7 @@ class PipelineRun(Handle):
                 spark.conf.set(name, value)
             rows = query.rows(job, fields, query.stream(job, spark))
             writer = sink.attach(rows, self._id, self._clear_bad)
-            writer = writer.outputMode(job.mode).queryName(job.name).option("checkpointLocation", job.checkpoint)
+            writer = writer.outputMode(OUTPUT[job.mode]).queryName(job.name).option("checkpointLocation", job.checkpoint)
             interval = job.interval or 0.0
             if self._is_once:
                 writer = writer.trigger(availableNow=True)
@@ -209,6 +212,19 @@ class PipelineRun(Handle):
             with suppress(OSError):
                 progresses.write(path, self._progress)
         self._report(self._progress)
+
+
+@contextmanager
+def only_one(job: Job) -> Iterator[None]:
+    """Keep other processes of this host from running the job. Raises PipelineRuns."""
+    make_folders(job.state)
+    file = Descriptor(job.state / "lock", os.O_RDWR | os.O_CREAT)
+    try:
+        if not system.port.try_lock_file(file.number, shared=False):
+            raise PipelineRuns(f"another process runs {job.name}, with the checkpoint {job.checkpoint}")
+        yield
+    finally:
+        file.close()
 
 
 def _end_session(spark: SparkSession) -> None:

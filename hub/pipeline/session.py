@@ -17,15 +17,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 RUNTIME = {
-    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # as compaction writes them
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # which every reader of Parquet knows
     "spark.sql.streaming.numRecentProgressUpdates": "20",  # all of them are read four times a second
 }
-
-DELTA = {
-    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-}
-"""Delta requires these; the job supplies its jars."""
 
 
 def start(job: Job, log: Path) -> SparkSession:
@@ -50,7 +44,6 @@ def settings(job: Job) -> dict[str, str]:
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
         **RUNTIME,
-        **(DELTA if job.sink.format == "delta" else {}),
         **({"spark.driver.host": "127.0.0.1"} if job.spark.master.startswith("local[") else {}),
         **job.spark.conf,
     }

@@ -1,24 +1,37 @@
 """The sinks of a pipeline, and how each stores every row once.
 
-- `parquet`: a `Table`. The batch's number becomes visible in the same step as its rows, so a replayed batch is detected.
-- `delta`: Delta's own transactions, which keep the last batch of an application; needs its jars.
+- `delta`: a table of `hub.tables`. The executors write its files, the driver commits them. The query's batch is in the same commit, so a
+  repeated batch is known, and the second of two concurrent ones is refused.
+- `parquet`: Spark's own sink of files, whose log only Spark reads.
 - `kvspool`: the streaming sink of `format("kvspool")`, which keeps the last batch of a query in the log.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+import hashlib
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from hub.pipeline import failures
-from hub.pipeline.compaction import compact
-from hub.pipeline.job import Job, seconds
-from hub.pipeline.table import Table
-from kvspool.errors import MissingExtra
+import msgspec
+
+from hub.pipeline.errors import SinkError
+from hub.pipeline.job import Compact, Job, seconds
+from kvspool import system
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    import pyarrow
+    from pyspark.sql import DataFrame
     from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+    from hub.tables.delta import Table
+    from hub.tables.files import DataFile
+    from hub.tables.place import TablePlace
+
+FACTOR = 8  # between two magnitudes of files that are combined
+VACUUM = 3600.0  # seconds between two removals of old versions
+ORPHANS = 24  # hours after which files of killed tasks are removed, at least
 
 
 class Sink(Protocol):
@@ -27,12 +40,9 @@ class Sink(Protocol):
     def attach(self, frame: DataFrame, query: Callable[[], str], before: Callable[[int], None]) -> DataStreamWriter:
         """Make a query write its rows here. before: called with a batch's number before any of it is computed."""
 
-    def close(self) -> None:
-        """Close the sink."""
-
 
 def open_sink(job: Job) -> Sink:
-    """Return the job's sink. Raises SinkError, PipelineRuns."""
+    """Return the job's sink. Raises SinkError, MissingExtra."""
     if job.sink.format == "parquet":
         return ParquetSink(job)
     if job.sink.format == "delta":
@@ -40,85 +50,263 @@ def open_sink(job: Job) -> Sink:
     return KvspoolSink(job)
 
 
-class ParquetSink:
-    """A folder of Parquet files; see `hub.pipeline.table`."""
+class Writing(NamedTuple):
+    """A task's work: write its rows as files of a table, and return their descriptions. Picklable."""
 
-    def __init__(self, job: Job) -> None:
-        """Open the table. Raises as `Table`."""
-        from pathlib import Path
+    place: TablePlace
+    schema: pyarrow.Schema
+    partition_by: tuple[str, ...]
+    name: str
 
-        self._job = job
-        self._table = Table(Path(job.sink.path))
-        try:
-            self._table.check_job(job.name, job.mode)
-        except BaseException:
-            self._table.close()
-            raise
+    def __call__(self, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+        """Write the batches of a task of Spark."""
+        import pyarrow as pa
+        from pyspark import TaskContext
 
-    def attach(self, frame: DataFrame, query: Callable[[], str], before: Callable[[int], None]) -> DataStreamWriter:
-        """See `Sink`."""
+        from hub.tables.files import FileWriter
 
-        def write(frame: DataFrame, batch: int) -> None:
-            self._write(frame, query(), batch, before)
+        task = TaskContext.get()
+        assert task is not None
+        with FileWriter(self.place, self.schema, self.partition_by, f"{self.name}-{task.partitionId():05}") as writer:
+            for batch in batches:
+                writer.write(batch)
+            files = [msgspec.json.encode(file) for file in writer.close()]
+        if files:
+            yield pa.RecordBatch.from_pydict({"file": files}, pa.schema([("file", pa.binary())]))
 
-        return frame.writeStream.foreachBatch(write)
 
-    def _write(self, frame: DataFrame, query: str, batch: int, before: Callable[[int], None]) -> None:
-        if self._table.has(query, batch):
-            if self._job.window is not None:  # Spark was killed before it committed the batch, and compares its state with this one
-                frame.write.format("noop").mode("overwrite").save()
-            return
-        self._table.begin(query, self._job.name, batch, self._job.mode)
-        before(batch)
-        target = frame.write
-        if self._job.sink.partition_by:
-            target = target.partitionBy(*self._job.sink.partition_by)
-        target.parquet(str(self._table.fresh_staging()))
-        self._table.commit(query, batch, replace=self._job.mode == "complete")
-        if self._job.compact is not None and self._job.mode == "append":
-            compact(self._table, self._job.compact)
-        self._table.prune(seconds(self._job.sink.snapshots))
+def write_files(frame: DataFrame, writing: Writing) -> list[DataFile]:
+    """Let the executors write the rows of a frame; return the files of the tasks that succeeded."""
+    from hub.tables.files import DataFile
 
-    def close(self) -> None:
-        """See `Sink`."""
-        self._table.close()
+    found = frame.mapInArrow(writing, "file binary").collect()  # type: ignore[arg-type]
+    return [msgspec.json.decode(bytes(row[0]), type=DataFile) for row in found]
 
 
 class DeltaSink:
-    """A table of Delta Lake."""
+    """A Delta table."""
 
     def __init__(self, job: Job) -> None:
+        """Check that the package is there. Raises MissingExtra, TableError for an option with a secret."""
+        from hub.tables.place import TablePlace, delta
+
+        delta()
         self._job = job
+        self._place = TablePlace.of(job.sink.path, job.sink.options)
+        self._vacuumed = -math.inf
+        self._has_all_vacuumed = False
 
     def attach(self, frame: DataFrame, query: Callable[[], str], before: Callable[[int], None]) -> DataStreamWriter:
-        """See `Sink`. Raises MissingExtra if Spark has no Delta."""
+        """See `Sink`. Creates the table, or adds columns to it; raises TableError, SinkError if the rows or the mode don't fit it."""
+        from hub.tables.delta import PROPERTY, Table, exists, retention
+
         job = self._job
-        self._check(frame.sparkSession)
+        self.check_mode()
+        keys = tuple(frame.columns[: len(frame.columns) - len(job.window.aggregates)]) if job.mode == "merge" and job.window else ()
+        properties = {PROPERTY: job.mode, **retention(self._hours)}
+        if exists(self._place) and PROPERTY not in Table(self._place).properties:
+            properties = {}  # another program's table, with its own rules
+        schema = table_schema(frame)
+        table = Table.make(self._place, schema, partition_by=job.sink.partition_by, evolve=job.sink.evolve, properties=properties)
 
         def write(frame: DataFrame, batch: int) -> None:
-            before(batch)
-            target = frame.write.format("delta").options(**job.sink.options)
-            target = target.option("txnAppId", query()).option("txnVersion", batch)  # a repeated batch is ignored
-            if job.sink.partition_by:
-                target = target.partitionBy(*job.sink.partition_by)
-            target.mode("overwrite" if job.mode == "complete" else "append").save(job.sink.path)
+            self._write(table, schema, keys, frame, query(), batch, before)
 
         return frame.writeStream.foreachBatch(write)
 
-    def _check(self, spark: SparkSession) -> None:
-        """Load the table, which may be missing. Spark must know the format, or the first batch would fail at its end."""
-        try:
-            spark.read.format("delta").load(self._job.sink.path)
-        except failures.of_spark() as error:
-            if "[DATA_SOURCE_NOT_FOUND]" in str(error):
-                release = ".".join(spark.version.split(".")[:2])
-                raise MissingExtra(
-                    f"{self._job.path}: [sink] format: Spark {spark.version} has no Delta Lake; name the one for it in [spark.conf], "
-                    f'for example "spark.jars.packages" = "io.delta:delta-spark_{release}_2.13:..." or by its files in "spark.jars"'
-                ) from None
+    def check_mode(self) -> None:
+        """Raise SinkError if the table was written in another mode: rows to be replaced would stay, or rows to be kept would be lost."""
+        from hub.tables.delta import PROPERTY, Table, exists
 
-    def close(self) -> None:
+        job = self._job
+        if not exists(self._place):
+            return
+        table = Table(self._place)
+        mode = table.properties.get(PROPERTY)
+        if mode is None and job.mode == "complete" and table.has_rows():
+            raise SinkError(
+                f"[KVSPOOL_SINK_TAKEN] {self._place.uri} has rows that no pipeline wrote, and each batch of {job.name} would replace them; "
+                "name another path"
+            )
+        if mode not in (None, job.mode):
+            raise SinkError(
+                f"[KVSPOOL_SINK_OF_ANOTHER_MODE] {self._place.uri} was written with the mode {mode}, and the job has {job.mode} now, by "
+                f"its [sink] mode, [window] and [watermark]; set them back, give it another [sink] path, or move the table and the "
+                "checkpoint away to start again"
+            )
+
+    def _write(
+        self, table: Table, schema: pyarrow.Schema, keys: tuple[str, ...], frame: DataFrame, query: str, batch: int,
+        before: Callable[[int], None],
+    ) -> None:  # fmt: skip
+        from hub.tables.delta import Change
+        from hub.tables.errors import Overtaken
+        from hub.tables.files import remove_files
+
+        table.refresh()
+        state = BatchState(table, self._job, query, batch)
+        if state.is_stored():
+            if self._job.window is not None:  # Spark was killed before it committed the batch, and compares its state with this one
+                frame.write.format("noop").mode("overwrite").save()
+            return
+        changes = {name: Change(*change) for name, change in state.changes().items()}
+        before(batch)
+        files = self._written(frame, schema, query, batch)
+        note = {"by": self._job.name, "batch": batch}
+        try:
+            if keys:
+                table.merge(files, keys, changes, note=note)
+            else:
+                table.commit(files, changes, replace=self._job.mode == "complete", note=note)
+        except Overtaken:  # the files stay for `vacuum`: our own commit may have them
+            if BatchState(table, self._job, query, batch).is_stored():  # another driver has stored the same batch meanwhile
+                return
+            raise
+        if keys:  # the table has the rows in files of its own
+            remove_files(self._place, files)
+        if self._job.compact is not None:
+            compact(table, self._job.compact)
+        self._vacuum(table)
+
+    def _written(self, frame: DataFrame, schema: pyarrow.Schema, query: str, batch: int) -> list[DataFile]:
+        """Let the executors write a batch, and return the files of the tasks that succeeded."""
+        by = self._job.sink.partition_by
+        if by:
+            frame = frame.sortWithinPartitions(*(f"`{name}`" for name in by))
+        return write_files(frame, Writing(self._place, schema, by, f"part-{query[:8]}-{batch:010}"))
+
+    @property
+    def _hours(self) -> int:
+        return math.ceil(seconds(self._job.sink.keep) / 3600)
+
+    def _vacuum(self, table: Table) -> None:
+        """Remove the files of old versions, now and then; and once, those of killed tasks."""
+        if system.port.monotonic() - self._vacuumed >= VACUUM:
+            self._vacuumed = system.port.monotonic()
+            table.vacuum(self._hours)
+            if not self._has_all_vacuumed:
+                self._has_all_vacuumed = True
+                table.vacuum(max(ORPHANS, self._hours), everything=True)
+
+
+class BatchState:
+    """The batches of a query in a table, by its application transactions.
+
+    The query's id has the number of the last batch, as for Delta's own sink. A second name has the job's query, so that a lost checkpoint
+    is noticed. A third one has a digest of the last batch's offsets, so that an older checkpoint is noticed.
+    """
+
+    def __init__(self, table: Table, job: Job, query: str, batch: int) -> None:
+        self._table, self._job, self._query, self._batch = table, job, query, batch
+        self._owner, self._offsets = f"kvspool/{job.name}/query", f"kvspool/{job.name}/offsets"
+
+    def is_stored(self) -> bool:
+        """Return whether the batch is in the table. Raises SinkError if checkpoint and table don't fit each other."""
+        known, batch, uri = self._table.last(self._query), self._batch, self._table.place.uri
+        again = "Restore the checkpoint and the table that belong together, or move both away to start again"
+        if known is None:
+            if self._table.last(self._owner) is not None:
+                raise SinkError(
+                    f"[KVSPOOL_SINK_OF_ANOTHER_QUERY] {uri} holds batches of another query of the job {self._job.name}: its checkpoint is "
+                    "another one, and all rows would be added again. Restore the checkpoint, move the table away to start again, or give "
+                    "the job another name to add its rows"
+                )
+            if batch > 0:
+                raise SinkError(
+                    f"[KVSPOOL_SINK_DAMAGED] {uri} has nothing of this query, but the checkpoint is at batch {batch}: earlier rows would "
+                    f"be missing. {again}"
+                )
+            return False
+        if batch > known + 1:
+            raise SinkError(f"[KVSPOOL_SINK_DAMAGED] {uri} ends with batch {known}, but the checkpoint is at batch {batch}. {again}")
+        if batch < known or batch == known and self._table.last(self._offsets) not in (None, self._word()):
+            raise SinkError(
+                f"[KVSPOOL_CHECKPOINT_RESTORED] {uri} has batch {known}, and the checkpoint repeats batch {batch} with other offsets: it "
+                f"is an older one. {again}"
+            )
+        return batch == known
+
+    def changes(self) -> dict[str, tuple[int | None, int]]:
+        """Return the changes of application transactions that store the batch: the expected and the new number of each."""
+        owner = number_of(self._query.encode())
+        return {
+            self._query: (self._table.last(self._query), self._batch),
+            self._owner: (self._table.last(self._owner), owner),
+            self._offsets: (self._table.last(self._offsets), self._word()),
+        }
+
+    def _word(self) -> int:
+        """Return a number for the batch's offsets, which Spark writes once, before the batch; 0 for a checkpoint on an object store."""
+        checkpoint = self._job.checkpoint.removeprefix("file://")
+        try:
+            return 0 if "://" in checkpoint else number_of(Path(checkpoint, "offsets", str(self._batch)).read_bytes())
+        except FileNotFoundError:
+            return 0
+
+
+def number_of(data: bytes) -> int:
+    """Return a positive number of 62 bits for some bytes."""
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big") >> 2 | 1
+
+
+def table_schema(frame: DataFrame) -> pyarrow.Schema:
+    """Return the columns of a frame as those of a table; each may be null. Raises SinkError for a type that tables don't have."""
+    import pyarrow as pa
+    from pyspark.errors import PySparkException
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    try:
+        schema = to_arrow_schema(frame.schema, timezone="UTC")
+    except (PySparkException, TypeError) as error:
+        raise SinkError(f"[KVSPOOL_TABLE_SCHEMA] the rows have a column that a table can't have: {error}") from None
+    odd = [field.name for field in schema if pa.types.is_null(field.type) or pa.types.is_duration(field.type)]
+    if odd:
+        raise SinkError(f"[KVSPOOL_TABLE_SCHEMA] column {odd[0]} is {schema.field(odd[0]).type}, which a table can't have; CAST it")
+    return pa.schema([pa.field(field.name, field.type, True) for field in schema])
+
+
+def compact(table: Table, rules: Compact, *, everything: bool = False) -> tuple[int, int]:
+    """Combine small files by the rules, or all small ones; return how many became how many.
+
+    Files are combined when there are `files` of one magnitude in a partition. So a row is rewritten once per magnitude, not with every
+    batch.
+    """
+    table.refresh()
+    if everything:
+        return table.optimize(rules.target_bytes)
+    sizes = table.small_files(rules.target_bytes // 2)
+    target = max((limit for one in sizes.values() for limit in _limits(one, rules)), default=0)
+    return table.optimize(min(target, rules.target_bytes)) if target else (0, 0)
+
+
+def _limits(sizes: list[int], rules: Compact) -> Iterator[int]:
+    """Yield the sizes below which there are enough files of one magnitude."""
+    magnitudes: dict[int, int] = {}
+    for size in sizes:
+        magnitude = (max(1, size).bit_length() - 1) // (FACTOR.bit_length() - 1)
+        magnitudes[magnitude] = magnitudes.get(magnitude, 0) + 1
+    yield from (FACTOR ** (magnitude + 1) for magnitude, count in magnitudes.items() if count >= rules.files)
+
+
+class ParquetSink:
+    """A folder of Parquet files, written by Spark's own sink.
+
+    Exactly once for readers of its log `_spark_metadata`, that is, for Spark. Other readers may see files of failed attempts.
+    """
+
+    def __init__(self, job: Job) -> None:
+        """Raises SinkError if the folder has the log of another checkpoint: Spark would leave batches out silently."""
+        self._job = job
+        if Path(job.sink.path, "_spark_metadata").exists() and not Path(job.checkpoint.removeprefix("file://"), "metadata").exists():
+            raise SinkError(
+                f"[KVSPOOL_SINK_OF_ANOTHER_QUERY] {job.sink.path} was written with another checkpoint than {job.checkpoint}: Spark would "
+                "leave out batches that it finds in its log. Restore the checkpoint, or move the folder away to start again"
+            )
+
+    def attach(self, frame: DataFrame, query: Callable[[], str], before: Callable[[int], None]) -> DataStreamWriter:
         """See `Sink`."""
+        writer = frame.writeStream.format("parquet").option("path", self._job.sink.path)
+        return writer.partitionBy(*self._job.sink.partition_by) if self._job.sink.partition_by else writer
 
 
 class KvspoolSink:
@@ -131,5 +319,5 @@ class KvspoolSink:
         """See `Sink`."""
         return frame.writeStream.format("kvspool").options(**self._job.sink.options).option("path", self._job.sink.path)
 
-    def close(self) -> None:
-        """See `Sink`."""
+
+__all__ = ["DeltaSink", "KvspoolSink", "ParquetSink", "Sink", "compact", "open_sink"]

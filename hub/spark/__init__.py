@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from kvspool.errors import MissingExtra
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 
 def session(
@@ -100,4 +100,17 @@ def session_settings(*, cores: int | None = None, local_checkpoints: bool = True
     return settings
 
 
-__all__ = ["register", "session", "session_settings"]
+def read_table(
+    spark: SparkSession, path: str | os.PathLike[str], *, version: int | None = None, options: Mapping[str, str] | None = None
+) -> DataFrame:
+    """Return the rows of a Delta table: those of the newest version, or of an older one. Needs the extra `tables`, and no jars.
+
+    Spark reads the files of one version, which `vacuum` keeps for a day unless the table says otherwise. For a URL of an object store,
+    its Python workers read them. options: of the object store, without secrets. Raises TableError, MissingExtra.
+    """
+    from hub.spark.tables import read
+
+    return read(spark, path, version, options)
+
+
+__all__ = ["read_table", "register", "session", "session_settings"]

@@ -17,14 +17,15 @@ rows of each topic are a slice, not a copy.
 from __future__ import annotations
 
 import os
+import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import WriterCommitMessage
 
-from hub.spark.target import LEFT_OUT, SinkTarget, SparkSinkError
+from hub.spark.target import LEFT_OUT, OWN_LOGS, SinkTarget, SparkSinkError, ids_of
 from hub.spark.workers import freeze_modules
 from kvspool.producers import Pieces
 from kvspool.system.handles import Handle, close_all
@@ -50,13 +51,16 @@ class Appended(WriterCommitMessage):
     """The result of one task.
 
     records: rows of the task; repeated: rows that an earlier attempt had appended; producer: its name; shards: the shards of its rows, by
-    topic and number, each with the other producers of the query that had appended rows of this batch.
+    topic and number, each with the other producers of the query that had appended rows of this batch. host, logs: where it ran, and the ids
+    of the logs of each topic there.
     """
 
     records: int
     repeated: int
     producer: str
     shards: dict[str, dict[int, list[str]]] = field(default_factory=dict)
+    host: str = ""
+    logs: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def append(
@@ -79,8 +83,9 @@ def append(
                     if topic not in topics:
                         topics[topic] = _Topic(target, topic)
                     topics[topic].add(part)
-            done = Appended(records, 0, producer)
+            done = Appended(records, 0, producer, host=socket.gethostname())
             for topic, gathered in topics.items():
+                done.logs[topic] = ids_of(gathered.shards.shards)
                 repeated, done.shards[topic] = gathered.append(producer, batch, began, keep)
                 done.repeated += repeated
             topics.clear()  # its slices of the file are released before the file
@@ -88,6 +93,16 @@ def append(
         return done
     finally:
         close_all(gathered.shards for gathered in topics.values())
+
+
+def check_hosts(target: SinkTarget, tasks: Iterable[Appended]) -> None:
+    """Raise SparkSinkError if tasks on different hosts have appended to different logs of one topic, unless the target permits that."""
+    first: dict[str, Appended] = {}
+    for task in tasks:
+        for topic, found in task.logs.items():
+            other = first.setdefault(topic, task)
+            if found and other.logs[topic] and found != other.logs[topic] and not target.has_own_logs:
+                raise SparkSinkError(f"[KVSPOOL_OTHER_LOGS] topic {topic!r} has other logs on {other.host} than on {task.host}. {OWN_LOGS}")
 
 
 class _Kept(Handle):

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
-from hub.spark.appending import PARTITIONS_CHANGED, Appended, append
+from hub.spark.appending import PARTITIONS_CHANGED, Appended, append, check_hosts
 from hub.spark.target import SinkTarget, SparkSinkError
 
 if TYPE_CHECKING:
@@ -50,9 +50,11 @@ class ShardSink(DataSourceStreamArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Log the batch; its records are already stored.
 
-        Raises SparkSinkError if they were stored with other partitions than the query has now: then some of them may be stored twice.
+        Raises SparkSinkError if they were stored with other partitions than the query has now, or in the logs of several hosts.
+        Then some of them may be stored twice.
         """
         tasks = [message for message in messages if isinstance(message, Appended)]
+        check_hosts(self.target, tasks)
         strangers = _strangers(tasks)
         if strangers:
             words = (

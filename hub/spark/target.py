@@ -1,7 +1,8 @@
 """The target of Spark's sinks, and the form of rows: options and columns, checked on the driver before a task runs.
 
 A target is one log, or the shard sets under a root, by topic. It is small and pickled for the tasks, which open it on their own hosts. Its
-path must mean the same log there, or that host's own.
+path must mean the same log there. A task that finds another one fails, because Spark may repeat it on another host, where it would append
+the rows again. With option `hosts=own` each host may have logs of its own.
 
 Columns are those of Kafka's sink: `value`; optionally `key`, `topic`, `partition`, `timestamp`, `type`. `offset` and `timestampType`, which
 a read returns, are ignored: the log assigns offsets.
@@ -9,8 +10,9 @@ a read returns, are ignored: the log assigns offsets.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 FORMATS = ("spool", "kvj")
-NAMES = ("path", "topic", "prefix", "bits", "capacity", "format", "codec", "durability", "changedBatch", "memory")
+NAMES = ("path", "topic", "prefix", "bits", "capacity", "format", "codec", "durability", "changedBatch", "memory", "hosts")
 IGNORED = frozenset({"checkpointlocation", "queryname"})  # Spark's own options of every stream
 MEMORY = "256MiB"
 COLUMNS = ("key", "value", "topic", "partition", "timestamp", "type")
@@ -41,6 +43,12 @@ _REFUSED = {
     "includeheaders": "records have no headers; leave it out",
     "hub": "hub servers accept records only from shippers; write to logs of this host, and send them with `kvspool ship`",
 }
+
+
+OWN_LOGS = (
+    "A task that Spark repeats on another host would append its rows again there. Keep the executors of a writing query on one host; or "
+    "set the option hosts=own to accept that rows may be stored more than once"
+)
 
 
 class SparkSinkError(KvspoolError):
@@ -56,7 +64,7 @@ class SinkTarget:
     path: a log, if `is_log`, or a root. topic: of all rows, instead of their column; None: use the column, or the only topic. bits,
     capacity, format: of sets to create. codec: of the values. is_durable: each task returns when its records are on disk. takes_changed: of
     a batch that was partly stored and has other rows now, append the missing rows. memory: bytes of rows that a task keeps; more go to a
-    temporary file.
+    temporary file. has_own_logs: each host may have its own logs. log_ids: of the topic's shards on the driver's host, if it was opened.
     """
 
     path: Path
@@ -69,6 +77,8 @@ class SinkTarget:
     is_durable: bool
     takes_changed: bool
     memory: int
+    has_own_logs: bool = False
+    log_ids: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, given: Mapping[str, str], schema: StructType) -> SinkTarget:
@@ -93,6 +103,7 @@ class SinkTarget:
             is_durable=choice(options, "durability", ("memory", "disk")) == "disk",
             takes_changed=choice(options, "changedBatch", ("fail", "append")) == "append",
             memory=_memory(options.get("memory", MEMORY)),
+            has_own_logs=choice(options, "hosts", ("one", "own")) == "own",
         )
         check_columns(schema)
         return target._of_log(options) if target.is_log else target._of_root(schema)
@@ -102,12 +113,14 @@ class SinkTarget:
             raise ValueError(f"{self.path} is one log, not a root of shards: options prefix and bits have no meaning there ({given[0]})")
         if self.topic not in (None, self.path.name):
             raise ValueError(f"{self.path} is one log, so its topic is {self.path.name!r}, not {self.topic!r}; leave option topic out")
-        self._check(open_shard(self.path, 10.0))
-        return self
+        with open_shard(self.path, 10.0) as log:
+            return self._checked([log])
 
-    def _check(self, log: Log) -> None:
-        with log:
+    def _checked(self, opened: Sequence[Log]) -> SinkTarget:
+        """Return the target with the ids of its logs, which must be able to have producers."""
+        for log in opened:
             log.producer("check")
+        return replace(self, log_ids=ids_of(opened))
 
     def _of_root(self, schema: StructType) -> SinkTarget:
         """Return the target with the only set's topic, if the rows have none; creates sets that are requested by name."""
@@ -126,15 +139,23 @@ class SinkTarget:
         with target.open(topic) as shards:
             if self.bits not in (None, shards.bits):
                 raise ValueError(f"shard set {topic!r} has {shards.bits} bits, not {self.bits}: leave option bits out")
-            for log in shards.shards:
-                log.producer("check")
-        return target
+            return target._checked(shards.shards)
 
     def open(self, topic: str) -> ShardSet:
         """Open the shards of a topic; create missing ones if `bits` is given. Tasks call this too.
 
-        Raises SparkSinkError for a missing topic without `bits`, and the errors of opening logs.
+        Raises SparkSinkError for a missing topic without `bits`, or for other logs than the driver's; and the errors of opening logs.
         """
+        shards = self._open(topic)
+        found = ids_of(shards.shards)
+        if self.log_ids and found and found != self.log_ids and not self.has_own_logs:
+            shards.close()
+            raise SparkSinkError(
+                f"[KVSPOOL_OTHER_LOGS] {self.path} on {socket.gethostname()} has other logs than on the driver's host. {OWN_LOGS}"
+            )
+        return shards
+
+    def _open(self, topic: str) -> ShardSet:
         if self.is_log:
             return ShardSet(self.path.parent, self.path.name, [open_shard(self.path, 10.0)])
         found = (route.scan(self.path) if self.path.is_dir() else {}).get(topic)
@@ -246,3 +267,7 @@ def _codec(name: str | None, schema: StructType) -> int:
     return PORTABLE[name]
 
 
+def ids_of(opened: Sequence[Log]) -> tuple[str, ...]:
+    """Return the ids of logs; none if one of them has no id."""
+    found = tuple(log.log_id.hex() for log in opened)
+    return found if all(found) else ()

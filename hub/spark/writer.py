@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
-from hub.spark.appending import Appended, append
+from hub.spark.appending import Appended, append, check_hosts
 from hub.spark.target import SinkTarget
 from kvspool import KvspoolError
 
@@ -48,8 +48,9 @@ class ShardWriter(DataSourceArrowWriter):
         return append(self.target, iterator, f"job:{self.job}/{task}", 0, keep=KEPT)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Note in the logs that the job is over."""
+        """Note in the logs that the job is over. Raises SparkSinkError if its rows are in the logs of several hosts."""
         self._retire(messages)
+        check_hosts(self.target, (message for message in messages if isinstance(message, Appended)))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Note in the logs that the job is over; records of its tasks stay."""

@@ -53,6 +53,7 @@ def of_host() -> Iterator[Check]:
     yield from _write_back()
     yield _package("pyarrow", "arrow")
     yield _package("pyspark", "spark")
+    yield _package("deltalake", "tables")
 
 
 def of_place(path: Path) -> Iterator[Check]:

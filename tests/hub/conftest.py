@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import gc
 import shutil
+import subprocess
 import sys
+import urllib.request
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,6 +93,28 @@ def clock() -> Iterator[StoppedClock]:
     with system.replaced(StoppedClock()) as clock:
         assert isinstance(clock, StoppedClock)
         yield clock
+
+
+@pytest.fixture
+def lake(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The bucket s3://lake of an S3 server on the loopback, with credentials in the environment; AWS_ENDPOINT_URL is its address."""
+    pytest.importorskip("moto")
+    command = [sys.executable, str(Path(__file__).with_name("s3_server.py"))]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
+        assert server.stdout is not None and server.stdin is not None
+        address = f"http://127.0.0.1:{int(server.stdout.readline())}"
+        for name, value in (
+            ("AWS_ACCESS_KEY_ID", "somebody"),
+            ("AWS_SECRET_ACCESS_KEY", "hush-hush"),
+            ("AWS_REGION", "us-east-1"),
+            ("AWS_ENDPOINT_URL", address),
+            ("AWS_ALLOW_HTTP", "true"),
+        ):
+            monkeypatch.setenv(name, value)
+        urllib.request.urlopen(urllib.request.Request(f"{address}/lake", method="PUT")).close()
+        yield "s3://lake"
+        server.stdin.close()
+        server.wait()
 
 
 @pytest.fixture(autouse=True)

@@ -22,8 +22,8 @@ from hub.cli import counts
 from hub.client import mirrored_shard
 from hub.client.mirrored_shard import Mark, MirroredShard
 from hub.errors import AccessError, HubError, ShardDamaged
-from hub.pipeline import job, table
-from hub.pipeline.errors import JobError, SinkError
+from hub.pipeline import job
+from hub.pipeline.errors import JobError
 from hub.protocol.reading import Generation, ShardState
 from hub.root import pipeline_progress, positions, retention
 from hub.root.audit import Audit
@@ -167,12 +167,6 @@ SMALL: dict[str, tuple[bytes, int, Callable[[Path], object], type[Exception]]] =
         pipeline_progress.LARGEST,
         pipeline_progress.read,
         ValueError,
-    ),
-    f"0000000001/{table.MANIFEST}": (
-        b'{"number":1,"batch":1,"files":[{"name":"a.parquet","rows":1,"size":2}]}',
-        table.LARGEST_MANIFEST,
-        lambda path: table.read_manifest(path.parent),
-        SinkError,
     ),
 }
 

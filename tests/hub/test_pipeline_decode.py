@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -14,8 +15,8 @@ from hypothesis import strategies as st
 
 import kvspool
 import shard
-from hub.pipeline import BadRecords
-from hub.pipeline.decode import BAD_SCHEMA, BadFile, Decoder, Plan, clear_bad, count_bad
+from hub.pipeline import BadRecords, jsoncolumns
+from hub.pipeline.decode import BAD_SCHEMA, BadFile, Decoder, Plan, bad_file, clear_bad, count_bad
 from hub.pipeline.schema import ddl, parse_schema
 
 pa = pytest.importorskip("pyarrow")
@@ -214,26 +215,76 @@ def test_keyed_values_without_a_table_are_plain_messagepack() -> None:
     assert "key table" in bad[0]["reason"]
 
 
+# Arrow's parser, for batches that leave no doubt.
+
+FLAT = "i tinyint, k int, l bigint, f float, d double, s string, b boolean, t timestamp"
+NUMBERS = st.one_of(st.integers(-(1 << 70), 1 << 70), st.integers(-200, 200), st.floats(allow_nan=False, allow_infinity=False))
+TIMES = ("2020-02-02T02:02:02Z", "2020-02-30T02:02:02Z", "2020-02-02T02:02:02.123456+01:30", "2020-02-02T02:02:02", "2020-02-02", "x")
+SCALARS = st.one_of(st.none(), st.booleans(), NUMBERS, st.text(max_size=5), st.sampled_from(TIMES))
+NAMES = st.sampled_from(["i", "k", "l", "f", "d", "s", "b", "t", "z"])
+NESTED = st.one_of(st.lists(SCALARS, max_size=2), st.dictionaries(st.text(max_size=2), SCALARS, max_size=2))
+OBJECTS = st.dictionaries(NAMES, st.one_of(SCALARS, NESTED))
+TEXTS = st.one_of(
+    OBJECTS.map(json.dumps),
+    OBJECTS.map(lambda row: json.dumps(row, ensure_ascii=False)),
+    st.sampled_from(
+        ["", "{", "{}", "{}{}", "{} {}", '{"k":', '{"k":1}}', '{"s":"}', '"}', '{"k":1}{"k":2}', '{"k":1,"k":2}', '{"k":{}', " {}", "[]"]
+    ),
+    st.sampled_from(['{"s":"\\ud800"}', '{"s":"a\nb"}', '{"s":\n"a"}', '{"s":1}', '{"z":"\\u0000"}', '{"s":"\\u0000"}', "\ufeff{}"]),
+    st.sampled_from(['{"k":01}', '{"k":1e3}', '{"k":1.0}', '{"d":1e400}', '{"d":NaN}', '{"f":1e39}', '{"k":1,}', '{"k":-0}', '{"d":-0}']),
+    st.sampled_from(['{"k":"1"}', '{"z":[1,{"a":"}"}]}', '{/**/"k":1}']),
+)
+PLAIN = {"k": st.integers(-9, 9), "s": st.text(max_size=3), "d": st.floats(-9, 9), "t": st.just(TIMES[0])}
+ALIKE = st.fixed_dictionaries({}, optional=PLAIN)
+
+
+@given(st.one_of(st.lists(TEXTS, min_size=1, max_size=4), st.lists(ALIKE.map(json.dumps), min_size=1, max_size=4)), st.booleans())
+def test_arrows_parser_gives_what_the_decoder_of_objects_gives_or_leaves_it_to_that(texts: list[str], is_broken: bool) -> None:
+    values = [text.encode(errors="surrogatepass") for text in texts]
+    if is_broken:
+        values[0] = values[0].replace(b'"z"', b'"\xff"')
+    plan = plan_of("json", FLAT)
+    found = jsoncolumns.columns(pa.array(values, pa.binary()), plan.fields)
+    if found is None:
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jsoncolumns, "columns", lambda *_: None)
+        good, bad = split(plan, values)
+    assert bad == []
+    names = "i k l f d s b t".split()
+    assert [{name: row[name] for name in names} for row in good] == pa.table(found, names=names).to_pylist()
+
+
+def test_arrows_parser_takes_plain_objects_and_leaves_others() -> None:
+    fields = parse_schema("k int, s string, t timestamp")
+    for value in ('{"k":1,"z":[{}],"s":"é","t":"2020-02-02T02:02:02.5Z"}', "{}", '{"k":null,"s":null}'):
+        assert jsoncolumns.columns(pa.array([value.encode()] * 3), fields) is not None
+    doubtful = [b"", b"{}{}", b"[]", b'{"k":"1"}', b'{"s":"\xff"}', b'{"\xff":1}', b'{"k":1.5}', b'{"k":3000000000}', b'{"t":"2020-02-02"}']
+    for wrong in (*doubtful, None):
+        assert jsoncolumns.columns(pa.array([b"{}", wrong, b"{}"], pa.binary()), fields) is None
+    assert jsoncolumns.columns(pa.array([b"{}"]), parse_schema("a array<int>")) is None
+
+
 # The folder of bad rows.
 
 
 def test_bad_rows_are_in_a_file_of_their_task_and_a_replay_replaces_it(tmp_path: Path) -> None:
     plan = plan_of("json", "k int", bad=str(tmp_path / "bad"))
     for _ in range(2):
-        kept = BadFile(tmp_path / "bad", "job", 12, 3)
+        kept = BadFile(bad_file(tmp_path / "bad", "job", 12, 3))
         (good,) = plan.decode([batch_of([b'{"k": 1}', b"x"]), batch_of([b"y"])], kept)
         assert good.num_rows == 1
     assert [path.name for path in (tmp_path / "bad").iterdir()] == ["job.0000000012-00003.parquet"]
     assert [row["value"] for row in parquet.read_table(kept.path).to_pylist()] == [b"x", b"y"]
     assert kept.path.stat().st_mode & 0o777 == 0o600
     assert [count_bad(tmp_path / folder, "job", batch) for folder, batch in (("bad", 12), ("bad", 11), ("none", 0))] == [2, 0, 0]
-    list(plan.decode([batch_of([b'{"k": 1}'])], BadFile(tmp_path / "bad", "job", 12, 3)))  # with another schema, perhaps
+    list(plan.decode([batch_of([b'{"k": 1}'])], BadFile(bad_file(tmp_path / "bad", "job", 12, 3))))  # with another schema, perhaps
     assert list((tmp_path / "bad").iterdir()) == []
 
 
 def test_jobs_that_share_a_bad_folder_leave_each_other_alone(tmp_path: Path) -> None:
     for job in ("a", "a-0000000001", "b"):
-        list(plan_of("json", "k int").decode([batch_of([b"x"])], BadFile(tmp_path, job, 1, 0)))
+        list(plan_of("json", "k int").decode([batch_of([b"x"])], BadFile(bad_file(tmp_path, job, 1, 0))))
     (tmp_path / ".a.0000000001-00007.parquet.99").touch()  # of a task that was killed
     clear_bad(tmp_path, "a", 1)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a-0000000001.0000000001-00000.parquet", "b.0000000001-00000.parquet"]
@@ -248,14 +299,14 @@ def test_a_task_that_fails_leaves_no_file(tmp_path: Path) -> None:
         raise OSError("the log is gone")
 
     with pytest.raises(OSError, match="gone"):
-        list(plan.decode(batches(), BadFile(tmp_path / "bad", "job", 0, 0)))
+        list(plan.decode(batches(), BadFile(bad_file(tmp_path / "bad", "job", 0, 0))))
     assert list((tmp_path / "bad").iterdir()) == []
 
 
 def test_a_job_may_fail_instead(tmp_path: Path) -> None:
     plan = plan_of("json", "k int", bad=str(tmp_path / "bad"), fails=True)
     with pytest.raises(BadRecords, match=r"\[KVSPOOL_BAD_RECORD\] topic JFK, partition 0, offset 1: "):
-        list(plan.decode([batch_of([b'{"k": 1}', b"x"])], BadFile(tmp_path / "bad", "job", 0, 0)))
+        list(plan.decode([batch_of([b'{"k": 1}', b"x"])], BadFile(bad_file(tmp_path / "bad", "job", 0, 0))))
 
 
 def test_a_large_batch_with_one_bad_row(tmp_path: Path) -> None:

@@ -29,7 +29,8 @@ from kvspool.cli import main
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-parquet = pytest.importorskip("pyarrow.parquet")
+pytest.importorskip("pyarrow")
+deltalake = pytest.importorskip("deltalake")
 pytestmark = MARKS
 
 JOB = """
@@ -85,7 +86,7 @@ def job_at(folder: Path, server: HubServer, *, source: str = "") -> Any:
 
 
 def rows_of(path: Path) -> list[int]:
-    return sorted(parquet.read_table(path).column("row").to_pylist())
+    return sorted(deltalake.DeltaTable(path).to_pyarrow_table().column("row").to_pylist())
 
 
 def killed_in_the_midst(job: Any) -> None:
@@ -102,7 +103,7 @@ def killed_in_the_midst(job: Any) -> None:
         assert process.wait() == -signal.SIGKILL
 
 
-def test_what_was_shipped_to_a_hub_is_in_parquet_once_though_the_pipeline_is_killed(
+def test_what_was_shipped_to_a_hub_is_in_a_table_once_though_the_pipeline_is_killed(
     spark: SparkSession, server: HubServer, tmp_path: Path
 ) -> None:
     shard.create(tmp_path / "source", prefix="f", bits=2, capacity="1MiB").close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import tomllib
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,16 +16,18 @@ import pytest
 import hub
 import kvspool
 import shard
-from hub.pipeline import JobError, SchemaError, SinkError, Table, load
+from hub.pipeline import JobError, PipelineRuns, SchemaError, SinkError, load
 from hub.pipeline.failures import cause
 from hub.pipeline.infer import infer
 from hub.pipeline.job import parse, seconds, source_options
-from hub.pipeline.run import pinned_fields, progress_paths, schema_path
+from hub.pipeline.run import PipelineRun, only_one, pinned_fields, progress_paths, schema_path
 from hub.pipeline.schema import Kind, ddl, parse_schema
-from hub.pipeline.session import errors_to, settings
-from hub.pipeline.sinks import open_sink
+from hub.pipeline.session import errors_to
+from hub.pipeline.sinks import DeltaSink, open_sink
 from kvspool.cli import main
-from kvspool.errors import NotAFile
+from kvspool.errors import MissingExtra, NotAFile
+
+deltalake = pytest.importorskip("deltalake")
 
 LEAST = """
 [source]
@@ -76,7 +79,6 @@ checkpoint = "/data/late.checkpoint"
 [compact]
 target = "64MiB"
 files = 4
-after = "2 hours"
 
 [spark]
 master = "spark://host:7077"
@@ -93,8 +95,8 @@ def test_a_job_of_the_least_has_defaults_and_paths_next_to_its_file() -> None:
     job = job_of(LEAST)
     assert (job.name, job.mode, job.interval) == ("delays", "append", 10.0)
     assert (job.source.options, job.source.root) == ({"path": "/jobs/root"}, Path("/jobs/root"))
-    assert (job.sink.path, job.bad_path) == ("/jobs/out", Path("/jobs/out_bad"))
-    assert (job.checkpoint, job.state) == ("/jobs/.out/checkpoint", Path("/jobs/.out"))
+    assert (job.sink.path, job.sink.format, job.bad_path) == ("/jobs/out", "delta", Path("/jobs/out.delays_bad"))
+    assert (job.checkpoint, job.state) == ("/jobs/.out.delays/checkpoint", Path("/jobs/.out.delays"))
     assert [field.name for field in job.fields] == ["row", "carrier"]
     assert source_options(job)["startingOffsets"] == "earliest"
     assert job.select is job.watermark is job.window is job.compact is None
@@ -206,16 +208,21 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     (ALL, {"window": {"size": "0 hours"}}, "[window] size: must be longer than 0"),
     (LEAST, {"sink": {"path": ""}}, "[sink] path: missing"),
     (LEAST, {"sink": {"format": "orc"}}, "[sink] format: Invalid enum value 'orc'"),
-    (LEAST, {"sink": {"path": "s3a://bucket/out"}}, "[sink] path: parquet needs a file system"),
-    (LEAST, {"sink": {"path": "s3a://bucket/out", "format": "delta"}}, "[sink] path: with an object store, [sink] checkpoint"),
+    (LEAST, {"sink": {"path": "s3a://bucket/out", "format": "parquet"}}, "[sink] path: parquet needs a file system"),
+    (LEAST, {"sink": {"path": "s3://bucket/out"}}, "[sink] path: with an object store, [sink] checkpoint"),
+    (LEAST, {"sink": {"options": {"AWS_SECRET_ACCESS_KEY": "x"}}}, "[sink] options: AWS_SECRET_ACCESS_KEY is a secret; set the env"),
     (LEAST, {"decode": {"bad_path": "s3a://bucket/bad"}}, "[decode] bad_path: must be on a file system"),
     (LEAST, {"sink": {"trigger": "often"}}, "[sink] trigger: a duration"),
-    (LEAST, {"sink": {"options": {"a": "b"}}}, "[sink] options: format parquet has no options"),
+    (LEAST, {"sink": {"options": {"a": "b"}, "format": "parquet"}}, "[sink] options: format parquet has no options"),
     (LEAST, {"sink": {"mode": "complete"}}, '[sink] mode: "complete" is for a job with [window]'),
+    (LEAST, {"sink": {"mode": "merge"}}, '[sink] mode: "merge" is for a job with [window]'),
+    (LEAST, {"sink": {"keep": "long"}}, "[sink] keep: a duration"),
+    (LEAST, {"sink": {"format": "parquet", "evolve": True}}, "[sink] evolve is for format delta"),
     (LEAST, {"window": {"aggregates": ["count(*) AS n"]}, "sink": {"mode": "append"}}, '[sink] mode: "append" needs [window] size'),
-    (LEAST, {"window": {"aggregates": ["count(*) AS n"]}, "sink": {"format": "kvspool"}}, "[sink] mode: a log can't be replaced"),
+    (LEAST, {"window": {"aggregates": ["count(*) AS n"]}, "sink": {"format": "kvspool"}}, "[sink] mode: a log can only be added to"),
+    (LEAST, {"window": {"aggregates": ["count(*) AS n"]}, "sink": {"format": "parquet"}}, "[sink] mode: a folder of Parquet can only be"),
     (LEAST, {"sink": {"format": "kvspool", "partition_by": ["a"]}}, "[sink] partition_by: shards are chosen by"),
-    (LEAST, {"sink": {"format": "kvspool"}, "compact": {"files": 4}}, "[compact] is for format parquet"),
+    (LEAST, {"sink": {"format": "kvspool"}, "compact": {"files": 4}}, "[compact] is for format delta"),
     (LEAST, {"compact": {"target": "large"}}, "[compact] target"),
     (LEAST, {"compact": {"target": "1KiB"}}, "[compact] target: at least 64KiB"),
     (LEAST, {"compact": {"files": 1}}, "[compact] files: at least 2"),
@@ -329,7 +336,7 @@ def test_check_says_what_a_job_will_do(tmp_path: Path, capsys: pytest.CaptureFix
     assert main(["pipeline", "check", str(path)]) == 0
     said = capsys.readouterr().out
     assert "aggregates count(*) AS flights by code of 1 hour every 30 minutes" in said
-    assert f"adds to    parquet at {tmp_path}/late, partitioned by code" in said
+    assert f"adds to    delta at {tmp_path}/late, partitioned by code" in said
     assert "bad record ends the query" in said
     path.write_text(LEAST.replace('path = "root"', 'path = "root"\nsubscribbe = "JFK"'))
     assert main(["pipeline", "check", str(path)]) == 2
@@ -413,24 +420,30 @@ def test_progress_is_put_into_a_hub_root_that_is_the_source(tmp_path: Path) -> N
     assert progress_paths(job_of(LEAST, tmp_path))[1:] == [tmp_path / "root" / ".hub" / "pipelines" / "delays.json"]
 
 
-def test_a_folder_of_parquet_is_of_one_job(tmp_path: Path) -> None:
-    one, two = (job_of(f'name = "{name}"\n{LEAST}', tmp_path) for name in ("one", "two"))
-    with Table(Path(one.sink.path)) as table:
-        table.begin("q", "one", 0, "append")
-    open_sink(one).close()
-    for _ in range(2):  # it isn't left locked
-        with pytest.raises(SinkError, match="KVSPOOL_SINK_OF_ANOTHER_JOB.* is written by the job one, and this is two"):
-            open_sink(two)
+def test_a_job_runs_once_at_a_time(tmp_path: Path) -> None:
+    job = job_of(LEAST, tmp_path)
+    with only_one(job):
+        with pytest.raises(PipelineRuns, match="another process runs delays"):
+            PipelineRun(job, once=True).run()
+        with only_one(msgspec.structs.replace(job, name="other")):
+            pass
+    with only_one(job):  # it isn't left locked
+        pass
 
 
-def test_a_session_for_delta_has_its_extension_unless_the_job_names_others() -> None:
-    text = f'{LEAST}\n[spark.conf]\n"spark.sql.extensions" = "ours"'
-    job = job_of(text)
-    delta = msgspec.structs.replace(job, sink=msgspec.structs.replace(job.sink, format="delta"))
-    catalog = "spark.sql.catalog.spark_catalog"
-    assert catalog not in settings(job)
-    assert settings(delta)[catalog] == "org.apache.spark.sql.delta.catalog.DeltaCatalog"
-    assert settings(delta)["spark.sql.extensions"] == "ours"
+def test_a_table_of_rows_that_no_pipeline_wrote_is_not_replaced(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    deltalake.write_deltalake(tmp_path / "out", pa.table({"n": [1]}))
+    never = LEAST + '[window]\naggregates = ["count(*) AS n"]\n'
+    with pytest.raises(SinkError, match="KVSPOOL_SINK_TAKEN.* has rows that no pipeline wrote"):
+        DeltaSink(job_of(never, tmp_path)).check_mode()
+    DeltaSink(job_of(LEAST, tmp_path)).check_mode()
+
+
+def test_without_the_package_of_delta_tables_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "deltalake", None)
+    with pytest.raises(MissingExtra, match=r"pip install 'kvspool\[tables\]'"):
+        open_sink(job_of(LEAST, tmp_path))
 
 
 def test_status_of_a_job_that_has_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

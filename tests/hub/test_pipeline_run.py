@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -17,17 +18,20 @@ from sessions import MARKS
 
 import hub
 import shard
-from hub.pipeline import PipelineFailed, SinkError, Table, load
-from hub.pipeline.compaction import compact
+from hub.pipeline import PipelineFailed, SinkError, load
 from hub.pipeline.job import Compact
 from hub.pipeline.run import PipelineRun
+from hub.pipeline.sinks import compact
 from hub.root import pipeline_progress
-from kvspool.errors import MissingExtra
+from hub.spark import read_table
+from hub.tables.delta import Table
+from hub.tables.errors import TableError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 parquet = pytest.importorskip("pyarrow.parquet")
+deltalake = pytest.importorskip("deltalake")
 pytestmark = MARKS
 
 BEGIN = datetime(2026, 1, 31, tzinfo=UTC)
@@ -77,8 +81,14 @@ def job_at(folder: Path, *, source: str = "", decode: str = DECODE, tables: str 
     return load(path)
 
 
+def table_of(path: Path) -> list[dict[str, Any]]:
+    """Return all rows of a Delta table."""
+    found: list[dict[str, Any]] = deltalake.DeltaTable(path).to_pyarrow_table().to_pylist()
+    return found
+
+
 def rows_of(path: Path) -> list[int]:
-    return sorted(parquet.read_table(path).column("row").to_pylist())
+    return sorted(row["row"] for row in table_of(path))
 
 
 def forget_last_commit(job: Any) -> int:
@@ -107,12 +117,12 @@ def test_rows_are_there_once_through_restarts_replays_and_compaction(spark: Spar
     last = forget_last_commit(job)
     assert PipelineRun(job, once=True).run(spark).batch == last
     assert rows_of(root.parent / "out") == list(range(400))
-    with Table(root.parent / "out") as table:
-        compact(table, Compact(), everything=True)
-        assert table.version is not None and len(table.version.files) == 3
+    table = Table(root.parent / "out")
+    compact(table, Compact(), everything=True)
+    assert table.info().files == 3 and table.info().rows == 400
     assert rows_of(root.parent / "out") == list(range(400))
-    found = spark.read.parquet(str(root.parent / "out"))  # what Spark reads is the same
-    assert sorted(row["row"] for row in found.select("row").collect()) == list(range(400))
+    found = read_table(spark, root.parent / "out")  # what Spark reads is the same
+    assert sorted((row["row"], row["carrier"]) for row in found.collect()) == [(row, flight(row)["carrier"]) for row in range(400)]
     assert "_bad" not in os.listdir(root.parent / "out")
 
 
@@ -133,7 +143,7 @@ aggregates = ["count(*) AS flights"]
     append(root, range(300, 420))
     PipelineRun(job, once=True).run(spark)
     expected = Counter((BEGIN + timedelta(hours=row // 60), flight(row)["carrier"]) for row in range(420) if flight(row)["carrier"] != "DL")
-    found = parquet.read_table(root.parent / "out").to_pylist()
+    found = table_of(root.parent / "out")
     counted = {(row["window_start"], row["carrier"]): row["flights"] for row in found}
     assert len(counted) == len(found)
     closed = {key: value for key, value in expected.items() if key[0] + timedelta(hours=1) <= BEGIN + timedelta(minutes=417 - 10)}
@@ -146,13 +156,13 @@ def test_a_replayed_batch_of_windows_is_known(spark: SparkSession, root: Path, t
     PipelineRun(job, once=True).run(spark)
     append(root, range(300, 420))
     PipelineRun(job, once=True).run(spark)
-    before = parquet.read_table(root.parent / "out").to_pylist()
+    before = table_of(root.parent / "out")
     last = forget_last_commit(job)
     assert PipelineRun(job, once=True).run(spark).batch >= last
-    assert parquet.read_table(root.parent / "out").to_pylist() == before
+    assert table_of(root.parent / "out") == before
     append(root, range(420, 480))  # the state of the windows is what it was
     PipelineRun(job, once=True).run(spark)
-    counted = {row["window_start"]: row["flights"] for row in parquet.read_table(root.parent / "out").to_pylist()}
+    counted = {row["window_start"]: row["flights"] for row in table_of(root.parent / "out")}
     assert set(counted.values()) == {60} and len(counted) > len(before)
 
 
@@ -163,7 +173,7 @@ def test_a_time_far_ahead_takes_no_other_record_with_it(spark: SparkSession, roo
     assert PipelineRun(job, once=True).run(spark).bad == 1
     append(root, range(300, 420))
     assert PipelineRun(job, once=True).run(spark).late == 0
-    assert sum(row["flights"] for row in parquet.read_table(root.parent / "out").to_pylist()) == 360
+    assert sum(row["flights"] for row in table_of(root.parent / "out")) == 360
 
 
 def test_a_value_that_is_too_long_for_a_folder_stops_no_other_process(spark: SparkSession, root: Path) -> None:
@@ -173,7 +183,7 @@ def test_a_value_that_is_too_long_for_a_folder_stops_no_other_process(spark: Spa
             shards.append(b'{"row": 300, "carrier": "%s", "at": "2026-01-31T00:00:00Z"}' % carrier.encode(), key=b"k")
     done = PipelineRun(job_at(root.parent, sink='partition_by = ["carrier"]'), once=True).run(spark)
     assert (done.state, done.records, done.bad) == ("done", 304, 3)
-    found = parquet.read_table(root.parent / "out").to_pylist()
+    found = table_of(root.parent / "out")
     assert [row["carrier"] for row in found if row["row"] == 300] == [longest] and len(found) == 301
 
 
@@ -184,7 +194,7 @@ def test_records_that_come_after_the_watermark_are_counted(spark: SparkSession, 
     append(root, range(300, 420))
     done = PipelineRun(job, once=True).run(spark)
     assert done.records == 120 and 1 <= done.late <= 120
-    assert sum(row["flights"] for row in parquet.read_table(root.parent / "out").to_pylist()) == 300
+    assert sum(row["flights"] for row in table_of(root.parent / "out")) == 300
 
 
 def test_aggregates_over_all_time_replace_each_other(spark: SparkSession, root: Path) -> None:
@@ -197,7 +207,7 @@ def test_aggregates_over_all_time_replace_each_other(spark: SparkSession, root: 
     expected: Counter[tuple[str, str]] = Counter()
     for row in range(330):
         expected[("EWR" if row % 2 == 0 else "JFK", flight(row)["carrier"])] += row
-    found = parquet.read_table(root.parent / "out").to_pylist()
+    found = table_of(root.parent / "out")
     assert {(row["airport"], row["carrier"]): row["total"] for row in found} == expected
     assert sum(row["n"] for row in found) == 330
 
@@ -246,12 +256,90 @@ def test_a_failure_says_its_cause_first(spark: SparkSession, root: Path, changes
     assert told.state == "failed" and words in told.error
 
 
-def test_delta_that_spark_does_not_have_is_said_before_anything_runs(spark: SparkSession, root: Path) -> None:
-    job = job_at(root.parent, sink='format = "delta"')
-    with pytest.raises(MissingExtra, match=r"delays\.toml: \[sink\] format: Spark 4\..* has no Delta Lake; .*delta-spark_4\.\d+_2\.13:"):
+def test_a_column_is_added_if_the_job_says_so_and_every_other_difference_is_named(spark: SparkSession, root: Path) -> None:
+    PipelineRun(job_at(root.parent, tables='[select]\ncolumns = ["row"]'), once=True).run(spark)
+    append(root, range(300, 310))
+    more = '[select]\ncolumns = ["row", "carrier"]'
+    with pytest.raises(TableError, match="KVSPOOL_TABLE_SCHEMA.* the rows have the column carrier, string, and .*/out has none"):
+        PipelineRun(job_at(root.parent, tables=more), once=True).run(spark)
+    PipelineRun(job_at(root.parent, tables=more, sink="evolve = true"), once=True).run(spark)
+    found = {row["row"]: row["carrier"] for row in table_of(root.parent / "out")}
+    assert len(found) == 310 and found[0] is None and found[300] == flight(300)["carrier"]
+    other = '[select]\ncolumns = ["string(row) AS row", "carrier"]'
+    with pytest.raises(TableError, match="column row is integer in .*/out, and string in the rows"):
+        PipelineRun(job_at(root.parent, tables=other, sink="evolve = true"), once=True).run(spark)
+    assert pipeline_progress.read(load(root.parent / "delays.toml").state / "progress.json").state == "failed"
+
+
+def test_windows_are_merged_by_their_keys(spark: SparkSession, root: Path) -> None:
+    tables = WINDOWS.replace("aggregates", 'group = ["nullif(carrier, \'DL\') AS carrier"]\naggregates')
+    job = job_at(root.parent, tables=f'[watermark]\ndelay = "10 minutes"\n{tables}', sink='mode = "merge"')
+    for rows in (range(300, 420), range(420, 450)):
         PipelineRun(job, once=True).run(spark)
-    assert pipeline_progress.read(job.state / "progress.json").state == "failed"
-    assert not Path(job.checkpoint).exists() and not (root.parent / "out").exists()
+        append(root, rows)
+    forget_last_commit(job)
+    PipelineRun(job, once=True).run(spark)
+    PipelineRun(job, once=True).run(spark)
+    found = [((row["window_start"], row["carrier"]), row["flights"]) for row in table_of(root.parent / "out")]
+    names = {"AA": "AA", "UA": "UA", "DL": None}
+    assert dict(found) == Counter((BEGIN + timedelta(hours=row // 60), names[flight(row)["carrier"]]) for row in range(450))
+    assert len(found) == 24
+
+
+def test_a_checkpoint_or_a_table_that_was_restored_is_noticed(spark: SparkSession, root: Path) -> None:
+    job = job_at(root.parent)
+    PipelineRun(job, once=True).run(spark)
+    shutil.copytree(job.checkpoint, root.parent / "older")
+    shutil.copytree(root.parent / "out", root.parent / "out.older")
+    append(root, range(300, 310))
+    PipelineRun(job, once=True).run(spark)
+    shutil.copytree(root.parent / "out", root.parent / "out.newer")
+    append(root, range(310, 320))
+    (root.parent / "out").rename(root.parent / "away")
+    (root.parent / "out.older").rename(root.parent / "out")
+    with pytest.raises(PipelineFailed, match="KVSPOOL_SINK_DAMAGED.* ends with batch 0, but the checkpoint is at batch 2"):
+        PipelineRun(job, once=True).run(spark)
+    (root.parent / "out").rename(root.parent / "out.older")
+    (root.parent / "out.newer").rename(root.parent / "out")
+    shutil.rmtree(job.checkpoint)
+    (root.parent / "older").rename(job.checkpoint)
+    with pytest.raises(PipelineFailed, match="KVSPOOL_CHECKPOINT_RESTORED.* has batch 1, and the checkpoint repeats batch 1"):
+        PipelineRun(job, once=True).run(spark)
+    assert rows_of(root.parent / "out") == list(range(310))
+
+
+def test_a_pipeline_writes_to_an_object_store(
+    spark: SparkSession, root: Path, lake: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = os.environ["AWS_ENDPOINT_URL"]
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"):  # the session's workers are older than these variables
+        monkeypatch.setitem(spark.sparkContext.environment, name, os.environ[name])
+    options = {"AWS_ENDPOINT_URL": address, "AWS_ALLOW_HTTP": "true"}
+    told = ", ".join(f'{name} = "{value}"' for name, value in options.items())
+    sink = f'path = "{lake}/out"\ncheckpoint = "checkpoint"\npartition_by = ["carrier"]\noptions = {{ {told} }}'
+    path = root.parent / "delays.toml"
+    job = job_at(root.parent, decode=f'{DECODE}\nbad_path = "bad"')
+    path.write_text(path.read_text().replace('path = "out"', sink))
+    job = load(path)
+    PipelineRun(job, once=True).run(spark)
+    forget_last_commit(job)
+    append(root, range(300, 310))
+    PipelineRun(job, once=True).run(spark)
+    PipelineRun(job, once=True).run(spark)
+    found = read_table(spark, f"{lake}/out", options=options).select("row", "carrier").collect()
+    assert sorted((row["row"], row["carrier"]) for row in found) == [(row, flight(row)["carrier"]) for row in range(310)]
+
+
+def test_sparks_own_files_are_for_spark(spark: SparkSession, root: Path) -> None:
+    job = job_at(root.parent, sink='format = "parquet"\npartition_by = ["carrier"]')
+    PipelineRun(job, once=True).run(spark)
+    forget_last_commit(job)
+    PipelineRun(job, once=True).run(spark)
+    found = spark.read.parquet(str(root.parent / "out")).collect()
+    assert sorted(row["row"] for row in found) == list(range(300))
+    shutil.rmtree(job.checkpoint)
+    with pytest.raises(SinkError, match="KVSPOOL_SINK_OF_ANOTHER_QUERY"):
+        PipelineRun(job, once=True).run(spark)
 
 
 def test_a_spark_that_does_not_start_is_said_without_a_trace(root: Path) -> None:
@@ -265,11 +353,11 @@ def test_a_spark_that_does_not_start_is_said_without_a_trace(root: Path) -> None
 
 def test_a_job_that_would_add_to_what_was_to_be_replaced_is_refused(spark: SparkSession, root: Path) -> None:
     PipelineRun(job_at(root.parent, tables=WINDOWS), once=True).run(spark)
-    before = parquet.read_table(root.parent / "out").to_pylist()
+    before = table_of(root.parent / "out")
     append(root, range(300, 420))
     with pytest.raises(SinkError, match="KVSPOOL_SINK_OF_ANOTHER_MODE.* complete, and the job has append"):
         PipelineRun(job_at(root.parent, tables=CLOSED_WINDOWS), once=True).run(spark)
-    assert parquet.read_table(root.parent / "out").to_pylist() == before
+    assert table_of(root.parent / "out") == before
 
 
 @pytest.mark.parametrize("error", [ConnectionRefusedError(111, "Connection refused"), "An error occurred while calling o71"])

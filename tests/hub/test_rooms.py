@@ -16,10 +16,11 @@ MAY_IMPORT = {
     "root": {"protocol", "security"},
     "client": {"protocol", "security", "root"},
     "server": {"protocol", "security", "root", "client"},  # the probe is a client of its own hub
-    "spark": {"protocol", "security", "root", "client"},
-    "pipeline": {"root", "spark"},
+    "tables": set[str](),
+    "spark": {"protocol", "security", "root", "client", "tables"},
+    "pipeline": {"root", "spark", "tables"},
     "web": {"protocol"},
-    "cli": {"protocol", "security", "root", "client", "server", "spark", "pipeline", "web"},
+    "cli": {"protocol", "security", "root", "client", "server", "tables", "spark", "pipeline", "web"},
 }
 
 

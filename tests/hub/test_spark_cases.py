@@ -33,6 +33,7 @@ CASES = {
     "read": ["JSON lines"] * 4 + ["Parquet"] * 4,
     "hub": ["the same files, local"] * 2,
     "sink": ["Parquet"],
+    "table": ["Parquet"],
     "catch-up": ["one batch query"],
     "overhead": ["a micro-batch of the rate source"],
     "latency": ["a micro-batch of the rate source"] * 2,

@@ -33,7 +33,8 @@ def test_each_record_is_in_the_sink_once_when_the_driver_a_worker_and_the_hub_ar
     assert counts["rounds"] == 4 and counts["violations"] == 0
     assert all(counts[f"{killed} killed"] >= 1 for killed in ("driver", "worker", "hub"))
     assert sum(count for name, count in counts.items() if name.endswith(" paused")) >= 1
-    assert counts["records"] >= 200 and all(counts[f"in sink {name}"] == counts["records"] for name in ("local", "shuffled", "hub"))
+    sinks = ("local", "shuffled", "hub", "table")
+    assert counts["records"] >= 200 and all(counts[f"in sink {name}"] == counts["records"] for name in sinks)
 
 
 def test_retention_that_passes_what_a_stream_has_not_read_is_an_error_or_a_counted_gap(spark: SparkSession, tmp_path: Path) -> None:

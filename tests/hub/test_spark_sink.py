@@ -127,6 +127,34 @@ def test_parts_of_a_batch_in_partitions_that_it_has_no_more_are_an_error(tmp_pat
     ShardSink(SinkTarget.parse({"path": str(tmp_path / "log"), "changedBatch": "append"}, fields)).commit([*told], 7)
 
 
+def test_tasks_that_find_other_logs_than_the_driver_are_an_error_unless_each_host_may_have_its_own(tmp_path: Path) -> None:
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    from hub.spark.appending import Appended
+    from hub.spark.sink import ShardSink
+    from hub.spark.target import SinkTarget, SparkSinkError
+    from hub.spark.writer import ShardWriter
+
+    shard.create(tmp_path / "root", prefix="p", bits=1, capacity="64KiB").close()
+    fields = StructType([StructField("value", StringType()), StructField("topic", StringType())])
+    options = {"path": str(tmp_path / "root"), "topic": "p"}
+    one, own = SinkTarget.parse(options, fields), SinkTarget.parse({**options, "hosts": "own"}, fields)
+    one.open("p").close()
+    (tmp_path / "root").rename(tmp_path / "driver")  # this is another host now
+    shard.create(tmp_path / "root", prefix="p", bits=1, capacity="64KiB").close()
+    with pytest.raises(SparkSinkError, match="KVSPOOL_OTHER_LOGS.*root on .* has other logs than on the driver's host.*hosts=own"):
+        one.open("p")
+    own.open("p").close()
+    # The driver doesn't know the topics of a column before their rows.
+    any_topic = SinkTarget.parse({"path": str(tmp_path / "root")}, fields)
+    told = [Appended(1, 0, f"q/{host}", {"p": {host: []}}, f"host{host}", {"p": (f"id{host}", "id")}) for host in (0, 1)]
+    for sink in (ShardSink(any_topic).commit, lambda tasks, batch: ShardWriter(any_topic).commit(tasks)):
+        with pytest.raises(SparkSinkError, match="KVSPOOL_OTHER_LOGS.*topic 'p' has other logs on host0 than on host1"):
+            sink([*told], 0)
+        sink([told[0], told[0], None], 0)
+    ShardSink(own).commit([*told], 0)
+
+
 def task(sink: Any, query: str, number: int, batch: int, values: str) -> Any:
     """Let a sink write values, parted by blanks, as it does in a task."""
     import pyarrow

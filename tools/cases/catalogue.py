@@ -6,7 +6,23 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
-from cases import appends, batches, copies, flushes, growth, journals, laps, openings, queues, replays, roots, servers, sleepers, wakeups
+from cases import (
+    appends,
+    batches,
+    copies,
+    flushes,
+    growth,
+    journals,
+    laps,
+    openings,
+    queues,
+    replays,
+    roots,
+    servers,
+    sleepers,
+    tables,
+    wakeups,
+)
 from cases.case import Bench, Row
 
 
@@ -55,11 +71,13 @@ def _every() -> Iterator[Case]:
         yield _case(f"copy-{source}", copies.to_kvj, source)
     yield _case("queue-verbs", queues.verbs)
     yield _case("queue-durable", queues.durable)
+    for codec in tables.BARS:
+        yield _case(f"table-append-{codec}", tables.appended, codec, is_asked=True)
     yield _case("growth-capacity", growth.capacities, is_asked=True)
     yield _case("growth-readers", growth.readers, is_asked=True)
     for name in ("ingest", "disk", "latency", "resume", "list"):
         yield _case(f"hub-{name}", servers.hub, name, is_asked=True)
-    for name in ("read", "hub", "sink", "catch-up", "overhead", "latency", "idle"):
+    for name in ("read", "hub", "sink", "table", "catch-up", "overhead", "latency", "idle"):
         yield _case(f"spark-{name}", servers.spark, name, is_asked=True)
 
 

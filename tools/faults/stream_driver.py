@@ -3,8 +3,9 @@
     python stream_driver.py PLAN
 
 PLAN is JSON: by the name of each query its `source` and `sink`, which are options, and its `checkpoint`. It may have the number of
-partitions of a `shuffle`. The error that ends a query is printed as one line of JSON; then the exit code is 1. A query is restarted only if
-Spark abandoned it because a busy machine took 10 s to start its Python; the number of restarts is reported too.
+partitions of a `shuffle`, or `table`, the path of a Delta table, instead of a `sink`. The error that ends a query is printed as one line
+of JSON; then the exit code is 1. A query is restarted only if Spark abandoned it because a busy machine took 10 s to start its Python; the
+number of restarts is reported too.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,13 +70,41 @@ def begun(spark: SparkSession, **query: Any) -> StreamingQuery:
     return started
 
 
-def start(spark: SparkSession, source: dict[str, str], sink: dict[str, str], checkpoint: str, shuffle: int) -> StreamingQuery:
+def start(
+    spark: SparkSession, source: dict[str, str], checkpoint: str, shuffle: int, sink: dict[str, str] | None = None, table: str = ""
+) -> StreamingQuery:
     """Start a query, or continue it."""
     frame: Any = spark.readStream.format("kvspool").options(**source).load()
+    if sink is None:
+        return start_table(frame, source, checkpoint, table)
     if shuffle:
         frame = frame.repartition(shuffle, "key")
     writer = frame.select("key", "value").writeStream.format("kvspool").options(checkpointLocation=checkpoint, **sink)
     return writer.trigger(processingTime="100 milliseconds").start()
+
+
+def start_table(frame: Any, source: dict[str, str], checkpoint: str, table: str) -> StreamingQuery:
+    """Start a query that writes to a Delta table, as a pipeline does; it combines small files all the time."""
+    from hub.pipeline.job import parse
+    from hub.pipeline.sinks import DeltaSink
+
+    document = {
+        "source": {"path": source["path"]},
+        "decode": {"codec": "raw"},
+        "sink": {"path": table, "checkpoint": checkpoint, "keep": "1 hour", "partition_by": ["odd"]},
+        "compact": {"files": 4, "target": "1MiB"},
+    }
+    sink, started, query = DeltaSink(parse(document, Path(table).with_suffix(".toml"))), threading.Event(), list[Any]()
+
+    def query_id() -> str:
+        started.wait()
+        return str(query[0].id)
+
+    rows = frame.selectExpr("CAST(CAST(value AS STRING) AS BIGINT) AS number", "CAST(CAST(key AS STRING) AS INT) % 2 AS odd")
+    writer = sink.attach(rows, query_id, lambda batch: None).option("checkpointLocation", checkpoint)
+    query.append(writer.trigger(processingTime="100 milliseconds").start())
+    started.set()
+    return query[0]  # type: ignore[no-any-return]
 
 
 if __name__ == "__main__":

@@ -1,0 +1,203 @@
+"""`kvspool table`: show a Delta table, keep it up to date from logs, combine its files, and remove old ones."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvspool import system
+from kvspool.cli import options, output
+from kvspool.cli.options import BadInput
+from kvspool.cli.stats import when
+from kvspool.engine import sizes
+from kvspool.errors import KvspoolError
+
+if TYPE_CHECKING:
+    from hub.pipeline.appender import AppendProgress
+    from hub.tables.delta import TableInfo
+
+SAY = 10.0  # seconds between two lines without a terminal
+TARGET = "128MiB"
+
+DESCRIPTION = """\
+Show a Delta table: version, rows, files, size, columns, and the last commit by kvspool. PATH is a folder, or a URL such as
+s3://bucket/name, with credentials in the environment (AWS_ACCESS_KEY_ID and the like).
+
+  kvspool table PATH                   show the table
+  kvspool table append SOURCE PATH     append the records of a log, a shard set or a hub root
+  kvspool table optimize PATH          combine small files, while readers read
+  kvspool table vacuum PATH            remove the files of old versions
+
+append works without Spark. Each record is in the table once, whatever is killed when: a commit has the rows, and how far they go in each
+shard. It follows the source until Ctrl-C or SIGTERM; --once ends when all present records are in the table. Rows have the fields of
+--schema, and two more: record has key, topic, partition, offset, timestamp and type; event_time is the record's time. Records that can't be
+decoded go to files in PATH_bad. A durable reader holds back records that are not in the table yet.
+
+A table with one of these names is given as ./append."""
+EXAMPLES = """\
+  kvspool table append hub flights --schema "carrier string, dep_delay int"
+  kvspool table append events events.delta --codec raw --once
+  kvspool table append hub s3://lake/flights --schema infer --bad fail
+  kvspool table flights --json | jq .rows"""
+VERBS = {"append": 2, "optimize": 1, "vacuum": 1}  # with the number of their paths
+
+
+def add_commands(subparsers: Any) -> None:
+    """Add `kvspool table`."""
+    parser = subparsers.add_parser(
+        "table", help="Delta tables: show them, append records to them", description=DESCRIPTION, epilog=f"Examples:\n{EXAMPLES}"
+    )
+    parser.add_argument("words", metavar="PATH", nargs="+", help="a table; or append SOURCE PATH, optimize PATH, vacuum PATH")
+    options.add_json(parser, "print a JSON object; of append, one for each commit")
+    append = parser.add_argument_group("append")
+    append.add_argument("--codec", choices=("json", "msgpack", "keyed", "text", "raw"), default="json", help="of the values (json)")
+    append.add_argument("--schema", metavar="DDL", default="", help='such as "carrier string, dep_delay int"; or infer (the table\'s)')
+    append.add_argument("--time", metavar="FIELD", default="record.timestamp", help="the source of event_time (%(default)s)")
+    append.add_argument("--topic", metavar="NAME", action="append", default=[], help="only this client or prefix; repeatable (all)")
+    append.add_argument("--reader", metavar="NAME", default="table", help='of the durable reader; "" for none (%(default)s)')
+    append.add_argument("--partition-by", metavar="A,B", default="", help="columns that become folders")
+    append.add_argument("--evolve", action="store_true", help="add new columns to the table")
+    append.add_argument("--bad", choices=("keep", "fail"), default="keep", help="records that can't be decoded (keep)")
+    append.add_argument("--allow-loss", action="store_true", help="continue without records that were removed before they were read")
+    append.add_argument("--once", action="store_true", help="end when all present records are in the table")
+    append.add_argument("--every", type=options.seconds, metavar="S", default=5.0, help="between two commits, seconds (%(default)s)")
+    append.add_argument("--rows", type=options.count(1), metavar="N", default=2_000_000, help="records of a commit at most (%(default)s)")
+    care = parser.add_argument_group("optimize, vacuum")
+    care.add_argument("--target", type=options.size, metavar="SIZE", default=TARGET, help="size of a large file (%(default)s)")
+    care.add_argument("--hours", type=options.count(0), metavar="N", default=24, help="keep the files of versions as young (%(default)s)")
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    verb, *paths = arguments.words
+    if verb not in VERBS:
+        verb, paths = "show", arguments.words
+    if len(paths) != VERBS.get(verb, 1):
+        raise BadInput("kvspool table PATH, append SOURCE PATH, optimize PATH or vacuum PATH")
+    try:
+        return RUNS[verb](arguments, *paths)
+    except ValueError as error:
+        if isinstance(error, KvspoolError):
+            raise
+        raise BadInput(str(error)) from error
+
+
+def _show(arguments: argparse.Namespace, path: str) -> int:
+    """Show a table."""
+    from hub.tables.delta import Table
+
+    info = Table(path).info()
+    if arguments.json:
+        output.print_json(info)
+        return 0
+    for line in _lines(info):
+        print(output.escape(line))
+    return 0
+
+
+def _lines(info: TableInfo) -> Iterator[str]:
+    yield f"{info.path}: version {info.version:,}, {info.rows:,} rows, {info.files:,} files, {sizes.show(info.bytes)}"
+    yield f"  updated {when(info.updated)}" + (f", partitioned by {', '.join(info.partition_by)}" if info.partition_by else "")
+    if info.last is not None:
+        yield f"  last commit by {info.last.by}: batch {info.last.batch:,}, {info.last.rows:,} rows, version {info.last.version:,}"
+    yield from (f"  {name}: {kind}" for name, kind in info.columns.items())
+
+
+def _append(arguments: argparse.Namespace, source: str, path: str) -> int:
+    """Append the records of a source until its end, or until a signal."""
+    from hub.pipeline.appender import AppendSource, TableAppender
+
+    by = tuple(name.strip() for name in arguments.partition_by.split(",") if name.strip())
+    appender = TableAppender(
+        AppendSource(Path(source), tuple(arguments.topic)),
+        path,
+        codec=arguments.codec,
+        schema=arguments.schema,
+        time=arguments.time,
+        name=arguments.reader,
+        partition_by=by,
+        evolve=arguments.evolve,
+        keep_bad=arguments.bad == "keep",
+        fail_on_data_loss=not arguments.allow_loss,
+        rows=arguments.rows,
+    )
+    with appender, _shown(arguments.json) as report:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: appender.stop())
+        done = appender.run(once=arguments.once, every=arguments.every, report=report)
+    if not arguments.json:
+        print(output.escape(f"{path}: {_sentence(done)}"), file=sys.stderr)
+    return 0
+
+
+@contextmanager
+def _shown(is_json: bool) -> Iterator[Callable[[AppendProgress], None]]:
+    """Yield a callback that shows progress: as JSON lines, as a changing line on a terminal, or as a line now and then."""
+    if is_json:
+        yield _print_json
+        return
+    console = output.console(stderr=True)
+    if not console.is_terminal:
+        yield _Now()
+        return
+    with console.status("waiting for records") as status:
+        yield lambda progress: status.update(output.escape(_sentence(progress)))
+
+
+def _print_json(progress: AppendProgress) -> None:
+    output.print_json(progress)
+    sys.stdout.flush()
+
+
+class _Now:
+    """Prints a line to stderr every `SAY` seconds."""
+
+    def __init__(self) -> None:
+        self._said_at = 0.0
+
+    def __call__(self, progress: AppendProgress) -> None:
+        now = system.port.monotonic()
+        if now - self._said_at >= SAY:
+            self._said_at = now
+            print(output.escape(_sentence(progress)), file=sys.stderr, flush=True)
+
+
+def _sentence(progress: AppendProgress) -> str:
+    words = [f"version {progress.version:,}", f"{progress.records:,} records appended"]
+    if progress.commits:
+        words.append(f"{progress.rate:,.0f} records/s in the last commit")
+    words.append(f"a lag of {progress.lag:,}")
+    words += [f"{count:,} {name}" for name, count in (("bad", progress.bad), ("lost", progress.lost)) if count]
+    return ", ".join(words)
+
+
+def _optimize(arguments: argparse.Namespace, path: str) -> int:
+    """Combine small files."""
+    from hub.tables.delta import Table
+
+    before, after = Table(path).optimize(arguments.target)
+    if arguments.json:
+        output.print_json({"before": before, "after": after})
+    else:
+        print(output.escape(f"{path}: {before:,} files became {after:,}"))
+    return 0
+
+
+def _vacuum(arguments: argparse.Namespace, path: str) -> int:
+    """Remove files that no kept version has."""
+    from hub.tables.delta import Table
+
+    removed = Table(path).vacuum(arguments.hours, everything=True)
+    if arguments.json:
+        output.print_json({"removed": removed})
+    else:
+        print(output.escape(f"{path}: {removed:,} files removed"))
+    return 0
+
+
+RUNS: dict[str, Callable[..., int]] = {"show": _show, "append": _append, "optimize": _optimize, "vacuum": _vacuum}

@@ -1,0 +1,355 @@
+"""Keep a Delta table up to date from logs, without Spark, each record once.
+
+    from hub.pipeline.appender import AppendSource, TableAppender
+
+    with TableAppender(AppendSource(Path("hub")), "flights", codec="json", schema="carrier string, dep_delay int") as appender:
+        appender.run(once=True)
+
+**Exactly once.** Each commit has rows, and the next sequence of each shard as an application transaction whose name has the log's id. The
+table is the truth: an appender continues after what is in it, whatever was killed when. Two appenders of one table and source are safe; the
+second one finds itself overtaken, and continues after the first one's rows.
+
+**Retention.** A durable reader holds back records that are not in the table yet. It moves after the commit.
+
+**Bad records** are in Parquet files next to the table, named after the shard and the first sequence of the commit. A repetition begins at
+the same sequence, and replaces the file.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import quote
+
+import msgspec
+import pyarrow as pa
+
+from hub.pipeline.decode import RECORD_FIELDS, BadFile, Decoder, Plan
+from hub.pipeline.errors import BadRecords, SchemaError
+from hub.pipeline.infer import infer
+from hub.pipeline.job import RECORD_TIME, Codec
+from hub.pipeline.keytables import KeyTables
+from hub.pipeline.schema import INFER, SchemaField, ddl, parse_schema
+from hub.spark.errors import DataLossError
+from hub.spark.local import LocalShards
+from hub.spark.selection import ALL, Selection
+from hub.spark.shards import Extent, ShardKey
+from hub.tables.delta import PROPERTY, Change, Table, exists, retention
+from hub.tables.errors import Overtaken, TableError
+from hub.tables.files import FileWriter
+from hub.tables.place import TablePlace
+from kvspool import Gap, system
+from kvspool.system.handles import Handle
+
+CODECS = ("json", "msgpack", "keyed", "text", "raw")
+EVERY = 5.0  # seconds between two commits of a follower, at least
+ROWS = 2_000_000  # records of a commit, at most
+LOOK = 0.05  # seconds between two looks of a waiting follower
+THREADS = 2  # that decode; Arrow's parser and gathering run without Python's lock
+AHEAD = 4  # batches that are decoded ahead of the writer
+SAMPLE = 1000  # records that a schema is inferred from
+SCHEMA = "kvspool.schema"  # the property of the table with the schema of the values
+LEFT_OUT = ("machine restart", "missing")  # reasons of Gaps that never had a record in the log
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
+
+class AppendSource(msgspec.Struct, frozen=True):
+    """Logs of this host: one log, a shard set, or a hub root. topics: only these of a root."""
+
+    path: Path
+    topics: tuple[str, ...] = ()
+
+    @property
+    def selection(self) -> Selection:
+        """The selected shards."""
+        return Selection(topics=frozenset(self.topics)) if self.topics else ALL
+
+
+class AppendProgress(msgspec.Struct, frozen=True):
+    """The work of an appender since it was started.
+
+    lag: records that are not in the table yet. rate: records a second in the last commit. seconds: time of all commits, without waits.
+    """
+
+    version: int
+    records: int = 0
+    rows: int = 0
+    bad: int = 0
+    lost: int = 0
+    commits: int = 0
+    lag: int = 0
+    rate: float = 0.0
+    seconds: float = 0.0
+
+
+Report = Callable[[AppendProgress], None]
+
+
+class TableAppender(Handle):
+    """Appends the records of logs to a table. Use it in one thread; `stop` may be called from a signal handler."""
+
+    def __init__(
+        self,
+        source: AppendSource,
+        target: TablePlace | str,
+        *,
+        codec: Codec = "json",
+        schema: str = "",
+        time: str = RECORD_TIME,
+        name: str = "table",
+        partition_by: Iterable[str] = (),
+        evolve: bool = False,
+        keep_bad: bool = True,
+        fail_on_data_loss: bool = True,
+        rows: int = ROWS,
+        hours: int = 24,
+    ) -> None:
+        """Open the source and the table, which is created if it is missing.
+
+        codec, schema, time: as in [decode] of a pipeline; "" takes the schema that the table was created with, "infer" a sample's. name:
+        of the durable reader; "" for none. keep_bad: undecodable records go to files next to the table; False: they are an error. rows:
+        records of a commit at most. hours: how long a new table keeps files of old versions. Raises the errors of opening logs and tables.
+        """
+        self.place = target if isinstance(target, TablePlace) else TablePlace.of(target)
+        if codec not in CODECS:
+            raise ValueError(f"codec is {', '.join(CODECS)}, not {codec!r}")
+        if name and not _NAME.fullmatch(name):
+            raise ValueError(f"a reader's name has up to 64 letters, digits, _, - and ., not {name!r}")
+        if keep_bad and self.place.local is None:
+            raise ValueError("undecodable records can't be kept next to a table on an object store; let them be errors")
+        self._source, self._rows, self._name = source, rows, name
+        self._keep_bad, self._fails = keep_bad, fail_on_data_loss
+        self._stop = threading.Event()
+        self.shards = LocalShards(source.path, source.selection, reader=name or None)
+        try:
+            fields = () if codec in ("text", "raw") else self._fields(codec, schema)
+            bad = "" if self.place.local is None else f"{self.place.uri}_bad"
+            self.plan = Plan(codec, fields, time, bad, not keep_bad, str(source.path), name or "table", folders=tuple(partition_by))
+            columns = pa.schema([pa.field(field.name, field.kind.arrow) for field in self.plan.columns])
+            self._schema = columns
+            self._by = tuple(partition_by)
+            properties = {SCHEMA: ddl(fields)}
+            if not exists(self.place):
+                properties |= {PROPERTY: "append", **retention(hours)}
+            self.table = Table.make(self.place, columns, partition_by=self._by, evolve=evolve, properties=properties)
+            if self.table.properties.get(PROPERTY, "append") != "append":
+                raise TableError(f"[KVSPOOL_SINK_OF_ANOTHER_MODE] {self.place.uri} is written by a pipeline that replaces or merges rows")
+        except BaseException:
+            self.shards.close()
+            raise
+        self._decoder = threading.local()
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="kvspool-decode")
+        self.progress = AppendProgress(self.table.version)
+
+    def _fields(self, codec: str, schema: str) -> tuple[SchemaField, ...]:
+        """Return the fields to decode to."""
+        stored = Table(self.place).properties.get(SCHEMA, "") if exists(self.place) else ""
+        if schema == INFER and not stored:
+            return infer(self._sample(), _plain(codec, str(self._source.path))).fields  # type: ignore[arg-type]
+        text = stored if schema in ("", INFER) else schema
+        if not text:
+            raise SchemaError(f'{self.place.uri} is new, and codec {codec} needs a schema, such as "carrier string, dep_delay int"')
+        return parse_schema(text)
+
+    def _sample(self) -> Iterator[Any]:
+        """Yield the first records of each shard, equally many of each: key of the shard, and value."""
+        found = {key: extent for key, extent in self.shards.look().items() if extent.end > extent.first}
+        most = -(-SAMPLE // max(1, len(found)))
+        for key, extent in found.items():
+            for batch in self.shards.range(key, extent.first, min(extent.end, extent.first + most)).batches():
+                if not isinstance(batch, Gap):
+                    yield from ((key, value) for value in batch.column("value").to_pylist())
+
+    # Work.
+
+    def run(self, *, once: bool = False, every: float = EVERY, report: Report = lambda progress: None) -> AppendProgress:
+        """Append until all present records are in the table (`once`), or until `stop`. Return the final progress.
+
+        every: seconds between two commits of a follower, unless `rows` records wait. Raises DataLossError, BadRecords, TableError, and the
+        errors of reading; committed rows stay.
+        """
+        last = -float("inf")
+        while not self._stop.is_set():
+            waiting = self._lag()
+            is_due = system.port.monotonic() - last >= every or waiting >= self._rows
+            if waiting and (once or is_due):
+                last = system.port.monotonic()
+                self.step()
+                report(self.progress)
+            elif once:
+                break
+            else:
+                self._stop.wait(LOOK)
+        return self.progress
+
+    def stop(self) -> None:
+        """Make `run` return after the current commit."""
+        self._stop.set()
+
+    def step(self) -> int:
+        """Commit up to `rows` records; return how many. Raises as `run`."""
+        began = time.monotonic()
+        self.table.refresh()
+        extents = self.shards.look()
+        spans = self._spans(extents)
+        if not spans:
+            return 0
+        changes = {app_of(key, extents[key]): Change(self.table.last(app_of(key, extents[key])), end) for key, (_, end) in spans.items()}
+        done = sum(end - first for first, end in spans.values())
+        name = f"part-{self._name or 'table'}-{system.port.random(4).hex()}"
+        with FileWriter(self.place, self._schema, self._by, name) as writer:
+            bad = sum(self._append(writer, key, first, end) for key, (first, end) in spans.items())
+            files = writer.close()
+        rows = sum(file.rows for file in files)
+        try:
+            version = self.table.commit(files, changes, note={"by": self._name or "table", "batch": self.table.version + 1})
+        except Overtaken:  # another appender has committed these records; the next step continues after them
+            return 0  # the files stay for `vacuum`: our own commit may have them, if only its result was lost
+        if self._name:
+            self.shards.commit({key: end for key, (_, end) in spans.items()})
+        was = self.progress
+        seconds = max(1e-6, time.monotonic() - began)
+        self.progress = AppendProgress(
+            version=version,
+            records=was.records + done,
+            rows=was.rows + rows,
+            bad=was.bad + bad,
+            lost=was.lost,
+            commits=was.commits + 1,
+            lag=self._lag(),
+            rate=done / seconds,
+            seconds=was.seconds + seconds,
+        )
+        return done
+
+    def _lag(self) -> int:
+        """Return how many records are not in the table."""
+        return sum(max(0, extent.end - max(extent.first, self._at(key, extent))) for key, extent in self.shards.look().items())
+
+    def _at(self, key: ShardKey, extent: Extent) -> int:
+        found = self.table.last(app_of(key, extent))
+        return extent.first if found is None else found
+
+    def _spans(self, extents: dict[ShardKey, Extent]) -> dict[ShardKey, tuple[int, int]]:
+        """Return the sequences of the next commit in each shard: a share of every one. Raises DataLossError."""
+        places = {}
+        for key, extent in extents.items():
+            at = self._at(key, extent)
+            if at < extent.first:
+                self._lose(key, Gap(at, extent.first - 1, "removed"))
+            if at > extent.end:
+                raise DataLossError(
+                    f"[KVSPOOL_OFFSET_CHANGED] topic {key.topic!r}, partition {key.partition}: the table has the records before {at}, but "
+                    f"the log ends at {extent.end}: it was restored or replaced; move the table away to start again"
+                )
+            places[key] = max(at, extent.first)
+        waiting = {key: extents[key].end - at for key, at in places.items() if extents[key].end > at}
+        total = sum(waiting.values())
+        share = min(1.0, self._rows / total) if total else 0.0
+        return {key: (places[key], places[key] + max(1, int(count * share))) for key, count in waiting.items()}
+
+    def _append(self, writer: FileWriter, key: ShardKey, first: int, end: int) -> int:
+        """Write the rows of some records of a shard; return the number of bad ones."""
+        count = 0
+        with ExitStack() as stack:
+            kept = None
+            if self._keep_bad:
+                folder = Path(self.plan.bad)
+                file = f"{self._name or 'table'}.{quote(key.topic, safe='')}-{key.partition}-{first:020}.parquet"
+                kept = stack.enter_context(BadFile(folder / file))
+            for good, bad in self._decoded(self.shards.range(key, first, end).batches(), key):
+                if bad.num_rows:
+                    self._refuse(bad)
+                    assert kept is not None
+                    kept.add(bad)
+                    count += bad.num_rows
+                writer.write(good)
+        return count
+
+    def _refuse(self, bad: pa.RecordBatch) -> None:
+        if not self._keep_bad:
+            first = {name: bad.column(name)[0].as_py() for name in ("topic", "partition", "offset", "reason")}
+            raise BadRecords(
+                f"[KVSPOOL_BAD_RECORD] topic {first['topic']}, partition {first['partition']}, offset {first['offset']}: {first['reason']}"
+            )
+
+    def _decoded(
+        self, batches: Iterator[pa.RecordBatch | Gap], key: ShardKey
+    ) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
+        """Yield good and bad rows of batches, in order; some are decoded ahead."""
+        waiting: deque[Future[tuple[pa.RecordBatch, pa.RecordBatch]]] = deque()
+        try:
+            for batch in batches:
+                if isinstance(batch, Gap):
+                    self._lose(key, batch)
+                    continue
+                waiting.append(self._pool.submit(self._split, with_origin(batch, key)))
+                if len(waiting) > AHEAD:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+    def _split(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+        decoder: Decoder | None = getattr(self._decoder, "own", None)
+        if decoder is None:
+            decoder = self._decoder.own = Decoder(self.plan)
+        return decoder.split(batch)
+
+    def _lose(self, key: ShardKey, gap: Gap) -> None:
+        """Count lost records, or raise DataLossError."""
+        if gap.reason in LEFT_OUT:
+            return
+        if self._fails:
+            raise DataLossError(
+                f"[KVSPOOL_DATA_LOSS] topic {key.topic!r}, partition {key.partition}: {gap}. Allow losses to continue without them. A "
+                "larger capacity, or retention that waits for the durable reader, keeps records longer"
+            )
+        self.progress = msgspec.structs.replace(self.progress, lost=self.progress.lost + gap.count)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the logs. Rows of an unfinished step are not in the table."""
+        self._stop.set()
+        self._pool.shutdown(cancel_futures=True)
+        self.shards.close()
+
+
+def app_of(key: ShardKey, extent: Extent) -> str:
+    """Return the name of the application transaction with the next sequence of a shard."""
+    return f"kvspool/{extent.log_id or 'log'}/{key.topic}/{key.partition}"
+
+
+def with_origin(batch: pa.RecordBatch, key: ShardKey) -> pa.RecordBatch:
+    """Return a batch of a log with the columns that the decoder expects: those of `format("kvspool")`."""
+    count = batch.num_rows
+    same = {"topic": pa.scalar(key.topic, pa.string()), "partition": pa.scalar(key.partition, pa.int32())}
+    made = {name: pa.repeat(value, count) for name, value in same.items()}
+    names = [field.name for field in RECORD_FIELDS]
+    columns = [made[name] if name in made else batch.column("sequence" if name == "offset" else name) for name in names]
+    return pa.RecordBatch.from_arrays([*columns, batch.column("value")], names=[*names, "value"])
+
+
+def _plain(codec: str, path: str) -> Callable[[tuple[ShardKey, bytes]], Any]:
+    """Return a decoder of records to dicts, for a sample."""
+    from kvspool import keyed
+
+    if codec == "keyed":
+        tables = KeyTables(path)
+        return lambda row: keyed.unpack(row[1], tables.of(*row[0]))
+    decoder: Any = msgspec.json.Decoder() if codec == "json" else msgspec.msgpack.Decoder()
+    return lambda row: decoder.decode(row[1])

@@ -1,0 +1,221 @@
+"""Tables that are kept up to date without Spark: each record once, whatever is killed when, decoded as in a pipeline."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hub
+import kvspool
+import shard
+from hub.pipeline import BadRecords, SchemaError
+from hub.spark.errors import DataLossError
+from hub.tables.delta import Table
+from hub.tables.errors import TableError
+from kvspool.cli import main
+
+pytest.importorskip("pyarrow")
+deltalake = pytest.importorskip("deltalake")
+from hub.pipeline.appender import AppendProgress, AppendSource, TableAppender  # noqa: E402
+
+SCHEMA = "row int, carrier string"
+PATIENCE = 60  # seconds, against a hang
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A hub root with two clients, which keep all that they get."""
+    path = tmp_path / "root"
+    hub.create(path).close()
+    for client in ("EWR", "JFK"):
+        shard.create(path, prefix=client, bits=1, capacity="1MiB").close()
+    fill(path, range(300))
+    return path
+
+
+def flight(row: int) -> dict[str, Any]:
+    return {"row": row, "carrier": "AA UA DL".split()[row % 3]}
+
+
+def fill(root: Path, rows: range) -> None:
+    for client, some in (("EWR", rows[::2]), ("JFK", rows[1::2])):
+        with shard.open(root, prefix=client) as shards:
+            shards.append_many([flight(row) for row in some], keys=[b"%d" % row for row in some])
+
+
+def table_of(path: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = deltalake.DeltaTable(path).to_pyarrow_table().to_pylist()
+    return found
+
+
+def rows_of(path: Path) -> list[int]:
+    return sorted(row["row"] for row in table_of(path))
+
+
+def append(root: Path, path: Path, **options: Any) -> AppendProgress:
+    with TableAppender(AppendSource(root), str(path), **options) as appender:
+        return appender.run(once=True)
+
+
+def test_each_record_is_a_row_with_its_origin(root: Path, tmp_path: Path) -> None:
+    done = append(root, tmp_path / "t", schema=SCHEMA, rows=100)
+    assert (done.records, done.rows, done.bad, done.lag) == (300, 300, 0, 0) and done.commits >= 3
+    fill(root, range(300, 400))
+    done = append(root, tmp_path / "t")  # with the schema that the table has
+    assert (done.records, done.rows) == (100, 100)
+    found = table_of(tmp_path / "t")
+    assert sorted((row["row"], row["carrier"], row["record"]["key"]) for row in found) == [
+        (row, flight(row)["carrier"], b"%d" % row) for row in range(400)
+    ]
+    with hub.open(root) as opened:
+        places = {(record.client, record.shard, record.sequence): record.timestamp // 1000 for record in opened.read()}
+        (reader,) = opened.readers()
+    assert reader.name == "table" and reader.lag is not None and reader.lag.records == 0
+    origins = {(row["record"]["topic"], row["record"]["partition"], row["record"]["offset"]): row["event_time"] for row in found}
+    assert {place: round(time.timestamp() * 1e6) for place, time in origins.items()} == places
+
+
+@pytest.mark.parametrize("fails", ["commit", "readers"])
+def test_what_was_not_reported_is_not_repeated(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
+    with TableAppender(AppendSource(root), str(tmp_path / "t"), schema=SCHEMA) as appender, monkeypatch.context() as patch:
+        owner, name = (appender.shards, "commit") if fails == "readers" else (appender.table, "_flush")
+        patch.setattr(owner, name, lambda *_: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+        with pytest.raises(OSError, match="Input/output"):
+            appender.run(once=True)
+    append(root, tmp_path / "t")
+    assert rows_of(tmp_path / "t") == list(range(300))
+
+
+def test_of_two_at_once_one_is_overtaken_and_each_record_is_there_once(root: Path, tmp_path: Path) -> None:
+    target = str(tmp_path / "t")
+    with TableAppender(AppendSource(root), target, schema=SCHEMA) as first, TableAppender(AppendSource(root), target) as second:
+        commit = second.table.commit
+
+        def overtaken(*words: Any, **options: Any) -> int:
+            second.table.commit = commit  # type: ignore[method-assign]
+            first.run(once=True)
+            return commit(*words, **options)
+
+        second.table.commit = overtaken  # type: ignore[method-assign, assignment]
+        assert second.step() == 0
+        fill(root, range(300, 310))
+        assert second.run(once=True).records == 10
+    assert rows_of(tmp_path / "t") == list(range(310))
+    Table(target).vacuum(0, everything=True)  # removes the files of the step that was overtaken
+    files = {path.name for path in (tmp_path / "t").rglob("*.parquet")}
+    assert files == {Path(name).name for name in deltalake.DeltaTable(tmp_path / "t").file_uris()}
+
+
+def test_undecodable_records_are_kept_once_or_are_an_error(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyarrow import parquet
+
+    with shard.open(root, prefix="JFK") as shards:
+        shards.append(b'{"row": "x"}', key=b"bad")
+    with pytest.raises(BadRecords, match=r"KVSPOOL_BAD_RECORD\] topic JFK, partition \d, offset \d+: .*row"):
+        append(root, tmp_path / "t", schema=SCHEMA, keep_bad=False)
+    with TableAppender(AppendSource(root), str(tmp_path / "t"), schema=SCHEMA) as appender, monkeypatch.context() as patch:
+        patch.setattr(appender.table, "commit", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        with pytest.raises(OSError, match="No space"):
+            appender.step()
+    done = append(root, tmp_path / "t")
+    assert (done.records, done.rows, done.bad) == (301, 300, 1)
+    (bad,) = parquet.read_table(tmp_path / "t_bad").to_pylist()
+    assert (bad["topic"], bad["key"], bad["value"]) == ("JFK", b"bad", b'{"row": "x"}')
+
+
+def test_a_new_log_of_the_same_name_is_another_one(tmp_path: Path) -> None:
+    for number in range(2):
+        with kvspool.create(tmp_path / "log", format="kvj") as log:
+            log.append_many([b'{"row": %d}' % row for row in range(number * 10, number * 10 + 5)])
+        append(tmp_path / "log", tmp_path / "t", schema="row int")
+        (tmp_path / "log").rename(tmp_path / f"old{number}")
+    assert rows_of(tmp_path / "t") == [*range(5), *range(10, 15)]
+
+
+def test_lost_records_are_an_error_or_are_counted(tmp_path: Path) -> None:
+    with kvspool.create(tmp_path / "log", capacity=4096) as log:
+        log.append_many([b"v" * 50] * 10)
+        append(tmp_path / "log", tmp_path / "t", codec="raw", name="")
+        log.append_many([b"v" * 50] * 200)
+        first = log.stats().first_sequence
+    with pytest.raises(DataLossError, match=r"KVSPOOL_DATA_LOSS\] topic 'log', partition 0"):
+        append(tmp_path / "log", tmp_path / "t", codec="raw", name="")
+    done = append(tmp_path / "log", tmp_path / "t", codec="raw", name="", fail_on_data_loss=False)
+    assert done.lost == first - 10 and Table(tmp_path / "t").info().rows == 10 + 210 - first
+
+
+def test_a_durable_reader_holds_back_what_is_not_in_the_table(tmp_path: Path) -> None:
+    with kvspool.create(tmp_path / "log", capacity=4096, policy="raise") as log:
+        with TableAppender(AppendSource(tmp_path / "log"), str(tmp_path / "t"), codec="raw") as appender:
+            log.append_many([b"v" * 50] * 20)
+            with pytest.raises(kvspool.errors.KvspoolError):
+                log.append_many([b"v" * 50] * 200)
+            count = log.stats().next_sequence
+            assert appender.run(once=True).records == count
+            log.append_many([b"v" * 50] * 20)
+            assert appender.run(once=True).records == count + 20
+    assert Table(tmp_path / "t").info().rows == count + 20
+
+
+def test_other_rows_than_the_tables_are_an_error_that_names_both(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(SchemaError, match="/t is new, and codec json needs a schema"):
+        append(root, tmp_path / "t")
+    append(root, tmp_path / "t", schema="row int")
+    fill(root, range(300, 310))
+    with pytest.raises(TableError, match=r"the rows have the column carrier, string, and .*/t has none"):
+        append(root, tmp_path / "t", schema=SCHEMA)
+    with pytest.raises(TableError, match=r"column row is integer in .*/t, and string in the rows"):
+        append(root, tmp_path / "t", schema="row string", evolve=True)
+    append(root, tmp_path / "t", schema=SCHEMA, evolve=True)
+    found = {row["row"]: row["carrier"] for row in table_of(tmp_path / "t")}
+    assert len(found) == 310 and found[0] is None and found[300] == flight(300)["carrier"]
+
+
+def test_the_command_follows_a_root_through_a_sigkill(root: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "kvspool.cli", "table", "append", str(root), str(tmp_path / "t"), "--schema", SCHEMA, "--json"]
+    for first in (300, 400):
+        with subprocess.Popen([*command, "--every", "0", "--rows", "40"], stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert json.loads(process.stdout.readline())["records"] > 0
+            fill(root, range(first, first + 100))
+            assert json.loads(process.stdout.readline())["commits"] == 2
+            process.send_signal(signal.SIGKILL)
+            process.stdout.close()
+            assert process.wait() == -signal.SIGKILL
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if json.loads(line)["lag"] == 0:
+                process.terminate()
+        assert process.wait() == 0
+    assert rows_of(tmp_path / "t") == list(range(500))
+
+
+def test_a_stop_ends_a_follower_after_its_commit(root: Path, tmp_path: Path) -> None:
+    with TableAppender(AppendSource(root), str(tmp_path / "t"), schema=SCHEMA) as appender:
+        thread = threading.Thread(target=lambda: appender.run(every=0, report=lambda done: appender.stop()))
+        thread.start()
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+    assert rows_of(tmp_path / "t") == list(range(300))
+
+
+def test_the_command_shows_a_table(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(tmp_path / "t")
+    assert main(["table", "append", str(root), path, "--schema", "infer", "--once", "--partition-by", "carrier"]) == 0
+    assert main(["table", path, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (found["rows"], found["partition_by"], found["last"]["by"]) == (300, ["carrier"], "table")
+    assert found["columns"]["row"] == "int64" and found["bytes"] > 0 and found["files"] == 3
+    assert main(["table", path]) == 0
+    assert f"{path}: version 1, 300 rows, 3 files" in capsys.readouterr().out
+    assert main(["table", str(tmp_path / "none")]) == 3
+    assert "KVSPOOL_NO_TABLE" in capsys.readouterr().err
+    assert main(["table", "append", path]) == 2
