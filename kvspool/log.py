@@ -19,6 +19,7 @@ from kvspool import producers
 from kvspool.engine.cursor import Cursor
 from kvspool.engine.iteration import Following, Iteration, Iterations
 from kvspool.errors import OutOfRange, Truncated, Unsupported
+from kvspool.groups.single import LogGroups
 from kvspool.options import Isolation, OnGap, Start, check_sequence
 from kvspool.producers import Producer, ProducerStats
 from kvspool.record import Codec, Record
@@ -64,7 +65,7 @@ def unsupported(kind: str, capability: str) -> Unsupported:
 TRIES = 5  # reads of the last records, which rewinds may take back at that moment
 
 
-class Log(Handle, ABC):
+class Log(Handle, LogGroups, ABC):
     """A handle of one log. Get it from `kvspool.create` or `kvspool.open`.
 
     Several threads may use it at once. It survives a fork: the child opens its own files on first use. `with` closes it. An empty log is

@@ -57,7 +57,7 @@ from kvspool.spool.appending import Appending, Kept, Outdated, Prepared, RingBat
 from kvspool.spool.cursor import RingCursor, end_of, refuse_vanished
 from kvspool.spool.durability import SpoolFlusher
 from kvspool.spool.eviction import Eviction
-from kvspool.spool.reader import SpoolReader, delete, listing, no_room
+from kvspool.spool.reader import SpoolReader, delete, displace, listing, no_room
 from kvspool.spool.spool_files import SpoolFiles
 from kvspool.system import forks, holders
 
@@ -315,6 +315,9 @@ class Spool(Single, Log):
 
     def delete_reader(self, name: str | int) -> None:
         delete(self._live, name, self.timeout)
+
+    def displace_reader(self, name: str, pid: int) -> None:
+        displace(self._live, name, pid, self.timeout)
 
     # Maintenance.
 
