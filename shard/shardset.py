@@ -23,6 +23,7 @@ import kvspool
 from kvspool import LogStats, Record, system
 from kvspool.engine.iteration import Iterations
 from kvspool.errors import DO_NOT_REPEAT, Closed, KvspoolError, LogExists, LogNotFound, NotDurable, appended_by
+from kvspool.groups.share import file_name
 from kvspool.opening import logs
 from kvspool.options import TIMEOUT, Isolation
 from kvspool.producers import ProducerStats
@@ -31,6 +32,7 @@ from kvspool.system import disk
 from kvspool.system.handles import close_all
 from shard import descriptors, route
 from shard.errors import AppendedToSomeShards, ConflictingShardSets, TooFewDescriptors
+from shard.groups import ShardSetShare
 from shard.kernel.hash import Spread, group, hash_column
 from shard.kernel.merge import placed
 from shard.merge import Merge
@@ -48,6 +50,7 @@ Call = Callable[[], range]
 M = TypeVar("M", bound=Merge[Any])
 
 CAPACITY = 64 << 20  # bytes, of all rings of a set by default: as much as one log, for any number of shards
+GROUPS = ".groups"  # the directory of the files of a set's groups
 LEAST_CAPACITY = 1 << 20  # of one ring by default
 OF_SETS = frozenset(("codecs", "keys", "producers", "timestamps", "types"))  # capabilities that concern verbs of a set
 
@@ -294,6 +297,19 @@ class ShardSet(Spread, MergedLogs[int, ShardRecord, datetime | Mapping[int, int]
         if shard not in range(len(self.shards)):
             raise ValueError(f"there is no shard {shard}; there are 0..{len(self.shards) - 1}")
         return self.shards[shard]
+
+    # Groups.
+
+    def _group_file(self, name: str) -> tuple[Path, int]:
+        self._check_open()
+        directory = self.root / GROUPS
+        disk.make_directory(directory)
+        return directory / file_name(f"{self.prefix}.{name}"), len(self.shards)
+
+    def _share_of(self, name: str, start: Start, isolation: Isolation) -> ShardSetShare:
+        if isinstance(start, int):
+            raise ValueError(f"each shard has its own sequences: start must be a mapping such as {{0: {start}}}, not {start}")
+        return ShardSetShare(self.shards, name, start, isolation, lambda index: placed(ShardRecord, index))
 
     def _fill(self, merge: M, start: Start, bounded: bool, isolation: Isolation) -> M:
         if isinstance(start, int):

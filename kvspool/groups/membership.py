@@ -57,12 +57,15 @@ class Membership(Handle, Generic[K]):
     def _join(self, state: State) -> State:
         """Under the lock: enter the state, in our slot or in a free one."""
         taken = {one.slot for one in state.members}
-        if not self.slot:
+        if self.slot:
+            self._token = int.from_bytes(system.port.random(8), "little")  # what was stored under the former one is not ours any more
+        else:
             free = (slot for slot in range(1, layout.MOST_MEMBERS + 1) if slot not in taken and self.files.live(slot))
             self.slot = next(free, 0)
             if not self.slot:
                 raise TooManyMembers(f"the group of {self.files.path} has {layout.MOST_MEMBERS} members, which is the maximum")
         self._count()
+        self.share.entered(self._token)
         member = Member(self.slot, self._token, self.joined, self._silence, holders.ours())
         return self.files.store(sharing.joined(state, member))
 

@@ -62,6 +62,9 @@ class Share(ABC, Handle, Generic[K]):
         """Look for new and removed shards. Return whether `shards` has changed."""
         return False
 
+    def entered(self, token: int) -> None:
+        """Note the number that identifies the member from now on."""
+
     @abstractmethod
     def take(self, key: K, fence: Fence) -> None:
         """Open a shard that the member owns now, at its committed position.

@@ -67,7 +67,7 @@ def log_group_file(path: Path, name: str) -> Path:
 class LogGroups(HasGroups):
     """The groups of a log."""
 
-    HELPERS = frozenset(("displace_reader",))
+    HELPERS = frozenset(("displace_reader", "lag"))
     path: Path
 
     @abstractmethod
@@ -84,6 +84,10 @@ class LogGroups(HasGroups):
 
         Commits of that one fail by their fence, also pending ones. If another process holds the lock, nothing happens.
         """
+
+    @abstractmethod
+    def lag(self, sequence: int) -> Lag:
+        """Return the lag of a sequence; see `kvspool.reader.Lag`."""
 
     def _group_file(self, name: str) -> tuple[Path, int]:
         self.check_open()

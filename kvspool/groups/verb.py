@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from kvspool.engine.iteration import Iterations
 from kvspool.groups.files import GroupFiles
@@ -13,10 +13,7 @@ from kvspool.groups.membership import SHORTEST_SILENCE, Membership
 from kvspool.groups.share import Share
 from kvspool.options import TIMEOUT, Isolation, check_isolation
 
-K = TypeVar("K")
-
-
-class HasGroups(ABC, Generic[K]):
+class HasGroups(ABC):
     """A log, a shard set or a hub root, whose shards a group of processes can share."""
 
     _iterations: Iterations
