@@ -12,20 +12,20 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from hub.errors import ShardReplaced
 from hub.root import lease, positions
 from hub.root.lease import ReaderLease
 from hub.root.positions import Key, Position
 from hub.root.reader import place_of
 from hub.root.records import HubRecord
 from hub.root.shards import RootShards
-from hub.errors import ShardReplaced
+from kvspool import system
 from kvspool.engine.wakeups import ENTERED, Watcher
 from kvspool.errors import LogNotFound, ReaderBusy, Revoked
 from kvspool.groups.fencing import replace_fenced
 from kvspool.groups.share import Arm, Fence, GroupLag
 from kvspool.options import Isolation
 from kvspool.record import Gap
-from kvspool import system
 from shard import route
 from shard.groups import MergedShare, reached
 from shard.kernel.merge import placed
@@ -100,7 +100,7 @@ class HubShare(MergedShare[Key]):
     def drop(self, keys: Collection[Key]) -> None:
         for key in keys:
             for places in (self._positions, self._committed, self._fences):
-                places.pop(key, None)  # type: ignore[attr-defined]
+                places.pop(key, None)
 
     def displace(self, key: Key, pid: int) -> None:
         """Nothing: no shard has a lock of its own, and `recover` has closed the part of the former owner."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from kvspool.engine.cursor import Cursor
 from kvspool.engine.wakeups import BLIND_POLL, POLL, Watcher
@@ -67,7 +67,7 @@ def log_group_file(path: Path, name: str) -> Path:
 class LogGroups(HasGroups):
     """The groups of a log."""
 
-    HELPERS = frozenset(("displace_reader", "lag"))
+    HELPERS: ClassVar[frozenset[str]] = frozenset(("displace_reader", "lag"))
     path: Path
 
     @abstractmethod
@@ -86,7 +86,7 @@ class LogGroups(HasGroups):
         """
 
     @abstractmethod
-    def lag(self, sequence: int) -> Lag:
+    def lag(self, sequence: int) -> Any:
         """Return the lag of a sequence; see `kvspool.reader.Lag`."""
 
     def _group_file(self, name: str) -> tuple[Path, int]:

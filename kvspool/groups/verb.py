@@ -13,6 +13,7 @@ from kvspool.groups.membership import SHORTEST_SILENCE, Membership
 from kvspool.groups.share import Share
 from kvspool.options import TIMEOUT, Isolation, check_isolation
 
+
 class HasGroups(ABC):
     """A log, a shard set or a hub root, whose shards a group of processes can share."""
 

@@ -38,7 +38,7 @@ def replace(
 
     mode: permission bits of the new file, less the umask; rights: the same, regardless of the umask. temporary: its name until then, on the
     same file system; by default `NAME.tmp` next to it. A leftover of a crash is overwritten. Two callers at once may not replace the same
-    file. done: see `flush_directory`. check: called before the rename; after its error the file is the old one. Raises the system's OSError.
+    file. done: see `flush_directory`. check: called before the rename; its error keeps the old file. Raises the system's OSError.
     """
     if temporary is None:
         temporary = path.with_name(f"{path.name}.tmp")
