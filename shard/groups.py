@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 
 from kvspool import Record
 from kvspool.engine.wakeups import BLIND_POLL, POLL, Watcher
-from kvspool.errors import Revoked
+from kvspool.errors import NoSuchReader, Revoked
 from kvspool.groups.share import Arm, Fence, GroupLag, Share
+from kvspool.groups.single import lag_of, move_to
 from kvspool.options import Isolation
 from kvspool.reader import Reader
 from kvspool.record import Gap
@@ -91,6 +92,22 @@ def reached(item: Record | Gap) -> int:
     return item.last + 1 if isinstance(item, Gap) else item.sequence + 1
 
 
+def reset(shards: list[Log], path: object, name: str, start: Any) -> None:
+    """Move the durable readers of a name in all shards, after all of them are locked. Raises NoSuchReader, ReaderBusy."""
+    if not any(one.name == name for log in shards for one in log.readers()):
+        raise NoSuchReader(f"{path} has no group {name!r}")
+    readers: list[Reader] = []
+    try:
+        for log in shards:
+            readers += [log.reader(name)]
+        for log, reader in zip(shards, readers, strict=True):
+            move_to(reader, log, start)
+        for reader in readers:
+            reader.commit()
+    finally:
+        close_all(readers)
+
+
 class ShardSetShare(MergedShare[int]):
     """The shards of a set."""
 
@@ -155,9 +172,9 @@ class ShardSetShare(MergedShare[int]):
             self._readers[key].seek(sequence)
 
     def lag(self, keys: Collection[int]) -> GroupLag:
-        lags = [self._readers[key].lag() for key in keys]
-        seconds = max((one.seconds for one in lags), default=0.0)
-        return GroupLag(sum(one.records for one in lags), sum(one.bytes for one in lags), seconds)
+        found = lag_of([self._readers[key].lag() for key in keys])
+        assert found is not None
+        return found
 
     def _open(self, keys: Collection[int], merge: Merge[Any], *, bounded: bool) -> None:
         for key in sorted(keys):

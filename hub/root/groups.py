@@ -12,6 +12,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from hub.errors import ShardReplaced
 from hub.root import lease, positions
 from hub.root.lease import ReaderLease
@@ -21,9 +23,11 @@ from hub.root.records import HubRecord
 from hub.root.shards import RootShards
 from kvspool import system
 from kvspool.engine.wakeups import ENTERED, Watcher
-from kvspool.errors import LogNotFound, ReaderBusy, Revoked
+from kvspool.errors import KvspoolError, LogNotFound, ReaderBusy, Revoked
 from kvspool.groups.fencing import replace_fenced
 from kvspool.groups.share import Arm, Fence, GroupLag
+from kvspool.groups.single import lag_of
+from kvspool.groups.stats import GroupStats, group_files, look
 from kvspool.options import Isolation
 from kvspool.record import Gap
 from shard import route
@@ -149,7 +153,9 @@ class HubShare(MergedShare[Key]):
         self._positions.update(moved)
 
     def lag(self, keys: Collection[Key]) -> GroupLag:
-        return lag_of([(self._log(key), self._positions[key].sequence) for key in keys])
+        found = lag_of([self._log(key).lag(self._positions[key].sequence) for key in keys])
+        assert found is not None
+        return found
 
     def _log(self, key: Key) -> Log:
         log = self._root.open_log(key, self._paths[key], may_be_gone=True) if key in self._paths else None
@@ -187,9 +193,33 @@ class HubShare(MergedShare[Key]):
         self._lease.close()
 
 
-def lag_of(places: Iterable[tuple[Log, int]]) -> GroupLag:
-    """Return the lag of sequences in logs."""
-    lags = [log.lag(sequence) for log, sequence in places]
-    seconds = max((one.seconds for one in lags), default=0.0)
-    return GroupLag(sum(one.records for one in lags), sum(one.bytes for one in lags), seconds)
+def listing(root: RootShards) -> list[GroupStats]:
+    """Return the state of each group of a root, by name."""
+    found = []
+    shards = {path.name: key for key, path in root.shard_paths()}
+    for path in group_files(positions.directory_of(root.path)):
+        one = look(path, shards)
+        if one is not None:
+            try:
+                lag = _lag_of_stored(root, positions.path_of(root.path, one.name))
+            except (KvspoolError, ValueError) as error:
+                one = structs.replace(one, problem=one.problem or str(error))
+            else:
+                one = structs.replace(one, lag=lag)
+            found.append(one)
+    return found
+
+
+def _lag_of_stored(root: RootShards, path: Path) -> GroupLag | None:
+    """Return the lag of committed positions; shards without one count from their earliest record."""
+    stored = positions.load(path)
+    if stored is None:
+        return None
+    lags = []
+    for key, shard_path, log in root.logs():
+        position = stored.places.get(key)
+        is_sound = position is not None and shard_path.name == route.directory_name(key[0], position.bits, key[1])
+        sequence = position.sequence if position is not None and is_sound and not positions.why_replaced(position, log) else log.extent()[0]
+        lags.append(log.lag(sequence))
+    return lag_of(lags)
 

@@ -26,6 +26,7 @@ from hub.client_ids import check_client
 from hub.root import positions
 from hub.root.following import FollowingRoot
 from hub.root.groups import HubShare
+from hub.root.groups import listing as group_listing
 from hub.root.holds import RetentionHolds
 from hub.root.positions import Key
 from hub.root.reader import HubReader, HubReaderStats, delete, listing
@@ -33,9 +34,10 @@ from hub.root.records import HubRecord
 from hub.root.shards import OpenCursor
 from kvspool import LogStats, Record, system
 from kvspool.engine.iteration import Iterations
-from kvspool.errors import Closed, KvspoolError, LogExists, LogNotFound, NotALog
+from kvspool.errors import Closed, KvspoolError, LogExists, LogNotFound, NoSuchReader, NotALog
 from kvspool.groups.files import SUFFIX
 from kvspool.groups.layout import MOST_SHARDS
+from kvspool.groups.stats import GroupStats
 from kvspool.options import TIMEOUT, Isolation, OnGap
 from kvspool.spool.format import CONTROL_FILE
 from kvspool.system import disk
@@ -247,6 +249,23 @@ class HubRoot(MergedLogs[Key, HubRecord, datetime]):
             del self._logs[key]
 
     # Durable readers and groups.
+
+    def groups(self) -> list[GroupStats]:
+        self._check_open()
+        with descriptors.for_logs(self.path, self._most):
+            return group_listing(self)
+
+    def reset_group(self, name: str, start: str | datetime) -> None:
+        if name not in positions.names(self.path):
+            raise NoSuchReader(f"{self.path} has no group or durable reader {name!r}")
+        with self.reader(name) as reader:
+            if start == "earliest":
+                reader.rewind()
+            elif isinstance(start, datetime):
+                reader.seek_time(start)
+            else:
+                reader.seek({key: end for key, (_, end) in self.extent().items()})
+            reader.commit()
 
     def _group_file(self, name: str) -> tuple[Path, int]:
         self._check_open()

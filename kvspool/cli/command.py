@@ -22,6 +22,7 @@ from kvspool.cli import (
     create,
     doctor,
     export,
+    group,
     import_,
     output,
     plugins,
@@ -40,7 +41,7 @@ from kvspool.cli import (
 from kvspool.errors import KvspoolError
 
 COMMANDS = (
-    *(create, append, sync, read, tail, export, import_, copy, readers, producers, trim),
+    *(create, append, sync, read, tail, export, import_, copy, readers, group, producers, trim),
     *(resize, stats, verify, repair, salvage, archive, doctor),
 )
 

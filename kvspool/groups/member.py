@@ -179,6 +179,8 @@ class GroupMember(Handle, Generic[K]):
             self._drop(before - set(membership.owned))
         if membership.leaving != self._draining:
             self._drain(membership.leaving - self._draining)
+        if membership.leaving:
+            self._release_clean()
         if acquired:
             self.generation += 1
             if self._on_assigned is not None:
@@ -198,15 +200,14 @@ class GroupMember(Handle, Generic[K]):
             self._on_revoked(self, frozenset(lost))
 
     def _drain(self, leaving: set[K]) -> None:
-        """Return no more records of shards that others are to own; release those that are committed."""
-        membership = self._membership
-        self._draining = set(membership.leaving)
+        """Return no more records of shards that others are to own."""
+        self._draining = set(self._membership.leaving)
         self.generation += 1
         if leaving and self._on_revoked is not None:
             self._on_revoked(self, frozenset(leaving))
-        self._release_clean()
 
     def _release_clean(self) -> None:
+        """Release the shards that others are to own, if all their returned records are committed."""
         self.note()
         clean = [key for key in self._membership.leaving if self._share.is_clean(key)]
         if clean:

@@ -7,9 +7,14 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+import msgspec
+
 from kvspool.engine.cursor import Cursor
 from kvspool.engine.wakeups import BLIND_POLL, POLL, Watcher
+from kvspool.errors import NoSuchReader
+from kvspool.groups import stats
 from kvspool.groups.share import Arm, Fence, GroupLag, Share, Source, beside, file_name
+from kvspool.groups.stats import GroupStats
 from kvspool.groups.verb import HasGroups
 from kvspool.options import Isolation
 from kvspool.system import disk
@@ -64,6 +69,25 @@ def log_group_file(path: Path, name: str) -> Path:
     return directory / file_name(name)
 
 
+def lag_of(lags: Iterable[Any]) -> GroupLag | None:
+    """Return the sum of the lags of several logs (`kvspool.reader.Lag`); None if one is unknown."""
+    found = list(lags)
+    if any(one is None for one in found):
+        return None
+    seconds = max((one.seconds for one in found), default=0.0)
+    return GroupLag(sum(one.records for one in found), sum(one.bytes for one in found), seconds)
+
+
+def move_to(reader: Any, log: Any, start: Any) -> None:
+    """Move a durable reader to a start, without a commit."""
+    if start == "earliest":
+        reader.rewind()
+    elif start == "latest":
+        reader.seek(log.end())
+    else:
+        reader.seek_time(start)
+
+
 class LogGroups(HasGroups):
     """The groups of a log."""
 
@@ -88,6 +112,23 @@ class LogGroups(HasGroups):
     @abstractmethod
     def lag(self, sequence: int) -> Any:
         """Return the lag of a sequence; see `kvspool.reader.Lag`."""
+
+    @abstractmethod
+    def readers(self) -> list[Any]:
+        """Return the state of each durable reader."""
+
+    def groups(self) -> list[GroupStats]:
+        self.check_open()
+        lags = {one.name: one.lag for one in self.readers()}
+        found = [stats.look(path, {"log": 0}) for path in stats.group_files(beside(self.path))]
+        return [msgspec.structs.replace(one, lag=lag_of([lags.get(one.name)])) for one in found if one is not None]
+
+    def reset_group(self, name: str, start: Any) -> None:
+        if all(one.name != name for one in self.readers()):
+            raise NoSuchReader(f"{self.path} has no group or durable reader {name!r}")
+        with self.reader(name) as reader:
+            move_to(reader, self, start)
+            reader.commit()
 
     def _group_file(self, name: str) -> tuple[Path, int]:
         self.check_open()
@@ -145,8 +186,9 @@ class SingleShare(Share[int]):
     def lag(self, keys: Collection[int]) -> GroupLag:
         if not keys:
             return GroupLag(0, 0, 0.0)
-        found = self._owned().lag()
-        return GroupLag(found.records, found.bytes, found.seconds)
+        found = lag_of([self._owned().lag()])
+        assert found is not None
+        return found
 
     def source(self, keys: Collection[int], *, bounded: bool, arm: Arm) -> Source:
         if not keys:

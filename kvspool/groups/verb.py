@@ -11,6 +11,7 @@ from kvspool.groups.files import GroupFiles
 from kvspool.groups.member import Callback, GroupMember
 from kvspool.groups.membership import SHORTEST_SILENCE, Membership
 from kvspool.groups.share import Share
+from kvspool.groups.stats import GroupStats
 from kvspool.options import TIMEOUT, Isolation, check_isolation
 
 
@@ -63,6 +64,18 @@ class HasGroups(ABC):
             member.close()
             raise
         return self._iterations.add(member)
+
+    @abstractmethod
+    def groups(self) -> list[GroupStats]:
+        """Return the state of each group, by name: its members, their shards, and its lag. Raises Closed."""
+
+    @abstractmethod
+    def reset_group(self, name: str, start: Any) -> None:
+        """Move the positions of a group that has no member: to "earliest", "latest", or an aware datetime. On disk as a commit.
+
+        Raises ReaderBusy while it has members, or its durable reader is open; NoSuchReader, OutOfRange, Unsupported, and the errors of
+        `reader`.
+        """
 
     @abstractmethod
     def _group_file(self, name: str) -> tuple[Path, int]:

@@ -6,14 +6,22 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from kvspool.groups import sharing
 from kvspool.groups.layout import ABSENT, Member, Shard, State, digest
 
-STEPS = settings(max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+STEPS = settings(
+    max_examples=60,
+    stateful_step_count=30,
+    deadline=None,
+    database=None,
+    derandomize=True,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
 
 
 def member(slot: int, token: int) -> Member:
@@ -252,7 +260,7 @@ owners = st.lists(st.integers(0, 6), max_size=40)
 
 
 @given(owners, st.lists(st.integers(1, 6), min_size=1, max_size=6, unique=True))
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 def test_as_few_shards_move_as_possible(before: list[int], slots: list[int]) -> None:
     shards = [Shard(digest(str(at)), owner if owner in slots else ABSENT) for at, owner in enumerate(before)]
     targets = sharing.shares(slots, shards)

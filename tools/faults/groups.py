@@ -122,13 +122,14 @@ class Subject:
 
     def __init__(self, folder: Path, kind: str, format: str) -> None:
         self.path, self.kind = folder / "subject", kind
-        options: dict[str, Any] = {"capacity": "64MiB"} if format == "spool" else {"format": format}
+        capacity = "64MiB" if kind == "log" else "16MiB"
+        options: dict[str, Any] = {"capacity": capacity} if format == "spool" else {"format": format}
         if kind == "log":
             self.writer: Any = kvspool.create(self.path, **options)
         elif kind == "set":
-            self.writer = shard.create(self.path, bits=BITS, **({**options, "capacity": "16MiB"} if format == "spool" else options))
+            self.writer = shard.create(self.path, bits=BITS, **options)
         else:
-            self.writer = hub.create(self.path).create_client("A", bits=BITS, **({**options, "capacity": "16MiB"} if format == "spool" else options))
+            self.writer = hub.create(self.path).create_client("A", bits=BITS, **options)
         self.shards = 1 if kind == "log" else 1 << BITS
 
     def open(self) -> Any:
