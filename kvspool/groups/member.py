@@ -172,6 +172,7 @@ class GroupMember(Handle, Generic[K]):
 
     def _attend(self, *, looks: bool) -> None:
         membership = self._membership
+        self.note()  # while we know what we own: a shard that is lost now may have records that were not committed
         before = set(membership.owned)
         try:
             acquired = membership.attend(looks=looks)
@@ -190,7 +191,6 @@ class GroupMember(Handle, Generic[K]):
         """Close shards that we don't own any more: they were taken, or removed."""
         if not lost:
             return
-        self.note()
         existing = set(self._share.shards().values())
         self._lost.update(key for key in lost if key in existing and not self._share.is_clean(key))
         self._share.drop(lost)
