@@ -84,9 +84,13 @@ class GroupFiles(Handle):
     # The state.
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the lock of the state for the `with` block. Raises LockTimeout, which names the file."""
-        with locks.held(self._members, layout.LOCK, self.timeout, lambda: f"another member changes {self.path}; it may be stopped"):
+    def locked(self, timeout: float | None = None) -> Iterator[None]:
+        """Hold the lock of the state for the `with` block. Raises LockTimeout, which names the file.
+
+        timeout: seconds to wait (default: that of the files).
+        """
+        longest = self.timeout if timeout is None else timeout
+        with locks.held(self._members, layout.LOCK, longest, lambda: f"another member changes {self.path}; it may be stopped"):
             yield
 
     def load(self) -> State:

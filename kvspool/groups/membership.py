@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Hashable
 from typing import Generic, TypeVar
 
 from kvspool import system
+from kvspool.engine import locks
 from kvspool.errors import LockTimeout, ReaderBusy, Revoked, TooManyMembers
 from kvspool.groups import layout, sharing
 from kvspool.groups.files import GroupFiles, is_gone
@@ -46,7 +47,7 @@ class Membership(Handle, Generic[K]):
         self.joined = system.port.now()
         self._token = int.from_bytes(system.port.random(8), "little")
         with files.locked():
-            self._update(files.load_locked())
+            self._update(files.load_locked(), True)
         forks.register(self)
 
     @property
@@ -78,25 +79,41 @@ class Membership(Handle, Generic[K]):
         is no longer in `owned`. Raises ReaderBusy, Corruption, LockTimeout, or the system's OSError.
         """
         self.count()
-        state = self.files.load()
-        if self._is_changed(state) or (looks and self.share.look()):
-            with self.files.locked():
-                state = self._update(self.files.load_locked())
-        return self._adopt(state)
+        has_new_shards = looks and self.share.look()
+        deadline = system.port.monotonic() + self.files.timeout
+        while True:
+            state = self.files.load()
+            if not has_new_shards and not self._is_changed(state, looks):
+                return self._adopt(state)
+            try:
+                with self.files.locked(0.0):
+                    state = self.files.load_locked()
+                    if has_new_shards or self._is_changed(state, looks):
+                        state = self._update(state, looks)
+                return self._adopt(state)
+            except LockTimeout:
+                # Another member changes the state, perhaps as we would. It may be killed or stopped: so look again.
+                if system.port.monotonic() >= deadline:
+                    raise
+                system.port.sleep(locks.LONGEST_PAUSE)
 
-    def _is_changed(self, state: State) -> bool:
-        """Return whether somebody has to change the state: a member has ended or is silent, or a shard is due to us."""
-        if not self._is_in(state) or any(sharing.is_due(one, self.slot) for one in state.shards):
+    def _is_changed(self, state: State, looks: bool) -> bool:
+        """Return whether a member has to change the state: one has ended or is silent, or a shard is due to us."""
+        if not self._is_in(state):
             return True
-        if any(one.former and one.target == self.slot for one in state.shards):
-            return True
-        return bool(self._ended(state)[0])
+        for one in state.shards:
+            if one.owner == layout.ABSENT and one.target == self.slot:
+                return True
+        return bool(self._ended(state, looks)[0])
 
     def _is_in(self, state: State) -> bool:
         return any(one.token == self._token for one in state.members)
 
-    def _ended(self, state: State) -> tuple[set[int], set[int]]:
-        """Return the slots of members that have ended or are silent, and those of them that may still hold locks."""
+    def _ended(self, state: State, looks: bool) -> tuple[set[int], set[int]]:
+        """Return the slots of members that have ended or are silent, and those of them that may still hold locks.
+
+        looks: also check whether a lock is only held by a child that a C library forked; that takes longer.
+        """
         ended, displaced = set(), set()
         now = system.port.monotonic()
         for one in state.members:
@@ -104,7 +121,7 @@ class Membership(Handle, Generic[K]):
                 continue
             if not self.files.is_alive(one.slot):
                 ended.add(one.slot)
-            elif is_gone(one) or (one.silence and self._is_silent(one, now)):
+            elif (looks and is_gone(one)) or (one.silence and self._is_silent(one, now)):
                 ended.add(one.slot)
                 displaced.add(one.slot)
         return ended, displaced
@@ -118,10 +135,10 @@ class Membership(Handle, Generic[K]):
             return False
         return now - seen[2] > member.silence / 1000
 
-    def _update(self, state: State) -> State:
+    def _update(self, state: State, looks: bool) -> State:
         """Under the lock: bring the state up to date, and acquire what is due to us."""
         before = state
-        ended, displaced = self._ended(state)
+        ended, displaced = self._ended(state, looks)
         if ended:
             state = self.files.store(sharing.without(state, ended, displaced=displaced))  # from here on their commits fail
         self.share.look()
