@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from kvspool import Record
 from kvspool.engine.wakeups import BLIND_POLL, POLL, Watcher
 from kvspool.errors import NoSuchReader, Revoked
-from kvspool.groups.share import Arm, Fence, GroupLag, Share
+from kvspool.groups.share import Arm, Fence, GroupLag, GroupShare
 from kvspool.groups.single import lag_of, move_to
 from kvspool.options import Isolation
 from kvspool.reader import Reader
@@ -22,7 +22,7 @@ K = TypeVar("K")
 
 
 class MergedSource:
-    """The source of a member that reads several shards as one; see `kvspool.groups.share.Source`."""
+    """The source of a member that reads several shards as one; see `kvspool.groups.share.GroupSource`."""
 
     def __init__(self, merge: Merge[Any]) -> None:
         self._merge = merge
@@ -36,7 +36,7 @@ class MergedSource:
         return next(self._merge)
 
     def idle(self) -> tuple[Watcher | None, float]:
-        """Return as `Source.idle`."""
+        """Return as `GroupSource.idle`."""
         merge = self._merge
         if not isinstance(merge, FollowingMerge):
             return None, 0.0
@@ -66,7 +66,7 @@ class GroupMerge(FollowingMerge[Any]):
         return watcher
 
 
-class MergedShare(Share[K]):
+class MergedShare(GroupShare[K]):
     """The shards of a group whose owned ones are merged."""
 
     @abstractmethod

@@ -10,7 +10,7 @@ timestamp of the record before it, 0 if unknown.
 A reader that is moved over the network has an owner, and version 2: `{"owner": "spark", "places": [...]}`. It reads only the shards in
 which it has a position, so it holds back nothing elsewhere; older versions of kvspool treat it as a reader that holds back everything.
 
-**Groups.** A member of a group stores the positions of the shards that it owns in a file of its own, a *part* with the same bytes:
+**Groups.** A member of a group stores the positions of its shards in a file of its own, a *part* with the same bytes:
 
     [root]/.hub/readers/[name].parts/[token, 16 hex digits].positions
 

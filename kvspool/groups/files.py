@@ -20,7 +20,7 @@ from kvspool.engine import locks
 from kvspool.engine.wakeups import CHANGED, Watcher
 from kvspool.errors import Corruption, UnknownVersion
 from kvspool.groups import layout
-from kvspool.groups.layout import State
+from kvspool.groups.layout import GroupState
 from kvspool.system import disk, holders
 from kvspool.system.descriptor import Descriptor
 from kvspool.system.handles import Handle
@@ -49,22 +49,23 @@ class GroupFiles(Handle):
         self._members = Descriptor(members_path(path), os.O_RDWR | os.O_CREAT)
         self._state: Descriptor | None = None
         try:
-            with self.locked():
-                self._state = self._open_state(name, most_shards)
+            self._state = self._open_state(name, most_shards)
             self.most_shards = self._check_header(name)
         except BaseException:
             self.close()
             raise
         self._room = layout.room(self.most_shards)
-        self._seen: tuple[bytes, State] | None = None
+        self._seen: tuple[bytes, GroupState] | None = None
 
     def _open_state(self, name: str, most_shards: int) -> Descriptor:
-        """Under the lock: open the group file; create it if there is none."""
+        """Open the group file; under the lock, create it if there is none."""
         with suppress(FileNotFoundError):
             return Descriptor(self.path, os.O_RDWR)
-        header = layout.pack_header(name, most_shards).ljust(layout.STATE_AT, b"\0")
-        disk.replace(self.path, header + layout.pack_state(State()), 0o600)
-        return Descriptor(self.path, os.O_RDWR)
+        with self.locked():
+            if system.port.look_up(self.path) is None:
+                header = layout.pack_header(name, most_shards).ljust(layout.STATE_AT, b"\0")
+                disk.replace(self.path, header + layout.pack_state(GroupState()), 0o600)
+            return Descriptor(self.path, os.O_RDWR)
 
     def _check_header(self, name: str) -> int:
         try:
@@ -93,7 +94,7 @@ class GroupFiles(Handle):
         with locks.held(self._members, layout.LOCK, longest, lambda: f"another member changes {self.path}; it may be stopped"):
             yield
 
-    def load(self) -> State:
+    def load(self) -> GroupState:
         """Return the state. Raises Corruption, or the system's OSError."""
         for _ in range(_TRIES):
             heads = [system.port.read(self._number(), layout.HEAD.size, at) for at in self._places()]
@@ -106,14 +107,14 @@ class GroupFiles(Handle):
         with self.locked():
             return self.load_locked()
 
-    def load_locked(self) -> State:
+    def load_locked(self) -> GroupState:
         """Under the lock: return the state. Raises Corruption."""
         try:
             return self._newest()
         except ValueError as error:
             raise layout.damaged(self.path, error) from None
 
-    def _newest(self) -> State:
+    def _newest(self) -> GroupState:
         return layout.newest([self._copy(at) for at in self._places()], self.most_shards)
 
     def _copy(self, at: int) -> bytes:
@@ -128,7 +129,7 @@ class GroupFiles(Handle):
     def _places(self) -> tuple[int, int]:
         return layout.STATE_AT, layout.STATE_AT + self._room
 
-    def store(self, state: State) -> State:
+    def store(self, state: GroupState) -> GroupState:
         """Under the lock: store a changed state as the next one, and return it. Others are woken."""
         copies = [self._copy(at) for at in self._places()]
         numbers = [_number_of(copy, self.most_shards) for copy in copies]
@@ -185,7 +186,7 @@ def _number_of(copy: bytes, most_shards: int) -> int:
         return -1
 
 
-def peek(path: Path) -> tuple[str, State, set[int]] | None:
+def peek(path: Path) -> tuple[str, GroupState, set[int]] | None:
     """Return the name, the state and the slots of living members of a group file, without a lock; None if there is none.
 
     Raises Corruption, UnknownVersion, or the system's OSError.

@@ -92,7 +92,7 @@ class Member(NamedTuple):
     holder: tuple[int, int, int, int]
 
 
-class Shard(NamedTuple):
+class GroupShard(NamedTuple):
     """A shard of a group; see `ShardWords`."""
 
     digest: bytes
@@ -102,12 +102,12 @@ class Shard(NamedTuple):
     epoch: int = 0
 
 
-class State(NamedTuple):
+class GroupState(NamedTuple):
     """The state of a group: its members in the order in which they joined, and its shards in order."""
 
     number: int = 0
     members: tuple[Member, ...] = ()
-    shards: tuple[Shard, ...] = ()
+    shards: tuple[GroupShard, ...] = ()
 
 
 def digest(name: str) -> bytes:
@@ -150,7 +150,7 @@ def parse_header(data: bytes) -> tuple[str, int]:
         raise ValueError("its name is not UTF-8") from None
 
 
-def pack_state(state: State) -> bytes:
+def pack_state(state: GroupState) -> bytes:
     """Return the bytes of one copy of a state."""
     members = b"".join(
         MEMBER.pack(MemberWords(one.slot, 0, one.token, one.joined, one.silence, *one.holder)) for one in state.members
@@ -160,7 +160,7 @@ def pack_state(state: State) -> bytes:
     return HEAD.pack(head._replace(checksum=checksum(HEAD.pack(head) + body))) + body
 
 
-def parse_state(data: bytes, most_shards: int) -> State:
+def parse_state(data: bytes, most_shards: int) -> GroupState:
     """Return the state in one copy. Raises ValueError with the reason."""
     if len(data) < HEAD.size:
         raise ValueError("it is too short")
@@ -175,7 +175,7 @@ def parse_state(data: bytes, most_shards: int) -> State:
         raise ValueError("its checksum doesn't match")
     words = [MEMBER.unpack(data, at) for at in range(HEAD.size, shards_at, MEMBER.size)]
     members = tuple(Member(one.slot, one.token, one.joined, one.silence, one[5:]) for one in words)
-    shards = tuple(Shard(*SHARD.unpack(data, at)) for at in range(shards_at, end, SHARD.size))
+    shards = tuple(GroupShard(*SHARD.unpack(data, at)) for at in range(shards_at, end, SHARD.size))
     slots = {one.slot for one in members}
     if len(slots) < len(members) or not slots <= set(range(1, MOST_MEMBERS + 1)):
         raise ValueError("its members have impossible slots")
@@ -183,12 +183,12 @@ def parse_state(data: bytes, most_shards: int) -> State:
         raise ValueError("a shard belongs to a member that does not exist")
     if len({one.digest for one in shards}) < len(shards):
         raise ValueError("a shard is repeated")
-    return State(head.number, members, shards)
+    return GroupState(head.number, members, shards)
 
 
-def newest(copies: Sequence[bytes], most_shards: int) -> State:
+def newest(copies: Sequence[bytes], most_shards: int) -> GroupState:
     """Return the newest sound state of the copies. Raises ValueError if none is sound."""
-    found: list[State] = []
+    found: list[GroupState] = []
     reasons = []
     for copy in copies:
         try:

@@ -19,7 +19,7 @@ from kvspool.engine.wakeups import POLL, Watcher
 from kvspool.errors import Closed, GapError, Revoked
 from kvspool.gap import Gap
 from kvspool.groups.membership import Membership
-from kvspool.groups.share import GroupLag, Share, Source
+from kvspool.groups.share import GroupLag, GroupShare, GroupSource
 from kvspool.options import OnGap
 from kvspool.system.handles import Handle
 
@@ -41,7 +41,7 @@ class GroupMember(Handle, Generic[K]):
     HELPERS = frozenset(("arm", "generation", "note", "refuse_closed", "tick", "turn"))
 
     def __init__(
-        self, name: str, share: Share[K], membership: Membership[K], on_assigned: Callback | None, on_revoked: Callback | None
+        self, name: str, share: GroupShare[K], membership: Membership[K], on_assigned: Callback | None, on_revoked: Callback | None
     ) -> None:
         self.name = name
         self.turn: GroupReading[Any] | None = None  # the iteration that reads from our positions
@@ -228,7 +228,7 @@ class GroupMember(Handle, Generic[K]):
         """Return the dict for the last returned item of each shard; `note` replaces it."""
         return self._passed
 
-    def source(self, *, bounded: bool) -> Source:
+    def source(self, *, bounded: bool) -> GroupSource:
         """Return the records of the shards to read, from their positions on."""
         self.note()
         keys = [key for key in self._membership.owned if key not in self._draining]
@@ -295,7 +295,7 @@ class GroupReading(Iterator[Any], Handle, Generic[K]):
         self._on_gap = on_gap
         self._timeout = check_timeout(timeout)
         self._is_bounded = is_bounded
-        self._source: Source | None = None
+        self._source: GroupSource | None = None
         self._generation = -1  # of the source
         self._is_closed = False
         self._why = ""
@@ -334,7 +334,7 @@ class GroupReading(Iterator[Any], Handle, Generic[K]):
             raise Closed(self._why)
         raise StopIteration
 
-    def _take(self, source: Source) -> Any:
+    def _take(self, source: GroupSource) -> Any:
         """Return the next item; NOTHING if there is none now."""
         member = self._member
         try:
@@ -351,7 +351,7 @@ class GroupReading(Iterator[Any], Handle, Generic[K]):
             self._generation = -1  # interrupted: an item may have been taken that was not returned
             raise
 
-    def _begin(self) -> Source:
+    def _begin(self) -> GroupSource:
         """Read from the member's positions on; read-ahead of the former source counts as not returned."""
         member = self._member
         member.refuse_closed()
@@ -363,7 +363,7 @@ class GroupReading(Iterator[Any], Handle, Generic[K]):
             source.close()
         return source
 
-    def _sleep(self, source: Source, left: float) -> None:
+    def _sleep(self, source: GroupSource, left: float) -> None:
         watcher, longest = source.idle()
         if watcher is not None and not self._is_closed:
             watcher.wait(min(left, longest))

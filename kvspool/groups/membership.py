@@ -14,8 +14,8 @@ from kvspool.engine import locks
 from kvspool.errors import LockTimeout, ReaderBusy, Revoked, TooManyMembers
 from kvspool.groups import layout, sharing
 from kvspool.groups.files import GroupFiles, is_gone
-from kvspool.groups.layout import Member, State
-from kvspool.groups.share import Share
+from kvspool.groups.layout import GroupState, Member
+from kvspool.groups.share import GroupShare
 from kvspool.system import forks, holders
 from kvspool.system.handles import Handle
 
@@ -32,7 +32,7 @@ class Membership(Handle, Generic[K]):
     in `attend`, `release` and `leave`.
     """
 
-    def __init__(self, files: GroupFiles, share: Share[K], max_silence: float | None) -> None:
+    def __init__(self, files: GroupFiles, share: GroupShare[K], max_silence: float | None) -> None:
         """Take over the open files, and join. Raises TooManyMembers, LockTimeout, Corruption."""
         self.files = files
         self.share = share
@@ -55,7 +55,7 @@ class Membership(Handle, Generic[K]):
         """Return the number that identifies this member."""
         return self._token
 
-    def _join(self, state: State) -> State:
+    def _join(self, state: GroupState) -> GroupState:
         """Under the lock: enter the state, in our slot or in a free one."""
         taken = {one.slot for one in state.members}
         if self.slot:
@@ -97,7 +97,7 @@ class Membership(Handle, Generic[K]):
                     raise
                 system.port.sleep(locks.LONGEST_PAUSE)
 
-    def _is_changed(self, state: State, looks: bool) -> bool:
+    def _is_changed(self, state: GroupState, looks: bool) -> bool:
         """Return whether a member has to change the state: one has ended or is silent, or a shard is due to us."""
         if not self._is_in(state):
             return True
@@ -106,10 +106,10 @@ class Membership(Handle, Generic[K]):
                 return True
         return bool(self._ended(state, looks)[0])
 
-    def _is_in(self, state: State) -> bool:
+    def _is_in(self, state: GroupState) -> bool:
         return any(one.token == self._token for one in state.members)
 
-    def _ended(self, state: State, looks: bool) -> tuple[set[int], set[int]]:
+    def _ended(self, state: GroupState, looks: bool) -> tuple[set[int], set[int]]:
         """Return the slots of members that have ended or are silent, and those of them that may still hold locks.
 
         looks: also check whether a lock is only held by a child that a C library forked; that takes longer.
@@ -135,7 +135,7 @@ class Membership(Handle, Generic[K]):
             return False
         return now - seen[2] > member.silence / 1000
 
-    def _update(self, state: State, looks: bool) -> State:
+    def _update(self, state: GroupState, looks: bool) -> GroupState:
         """Under the lock: bring the state up to date, and acquire what is due to us."""
         before = state
         ended, displaced = self._ended(state, looks)
@@ -156,7 +156,7 @@ class Membership(Handle, Generic[K]):
         state = sharing.acquired(state, self.slot)
         return state if state == before else self.files.store(state)
 
-    def _displaced(self, state: State, keys: dict[bytes, K]) -> State:
+    def _displaced(self, state: GroupState, keys: dict[bytes, K]) -> GroupState:
         """Under the lock: make the shards available that are to be ours, and whose former owner may hold their locks."""
         done = set()
         for one in state.shards:
@@ -168,7 +168,7 @@ class Membership(Handle, Generic[K]):
                 done.add(one.digest)
         return sharing.cleared(state, done) if done else state
 
-    def _adopt(self, state: State) -> set[K]:
+    def _adopt(self, state: GroupState) -> set[K]:
         """Compare our shards with those of the state; open new ones."""
         ours = {one.digest: one for one in state.shards if one.owner == self.slot} if self._is_in(state) else {}
         by_digest = {self._digest(name): key for name, key in self.share.shards().items()} if ours or self.owned else {}

@@ -1,4 +1,4 @@
-"""What a group reads: its shards, and the records of those that one member owns. Logs, shard sets and hub roots each have one."""
+"""The shards of a group, and the records of those that one member owns. Logs, shard sets and hub roots each have one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Fence(Protocol):
     def __call__(self) -> None: ...
 
 
-class Source(Protocol):
+class GroupSource(Protocol):
     """The records of the owned shards, from their positions on, without waiting."""
 
     @property
@@ -49,7 +49,7 @@ class Source(Protocol):
         """Release the shards' files, and wake a thread that sleeps."""
 
 
-class Share(ABC, Handle, Generic[K]):
+class GroupShare(ABC, Handle, Generic[K]):
     """The shards of a group, and the positions of the member in those that it owns."""
 
     kind: str  # in error messages
@@ -112,7 +112,7 @@ class Share(ABC, Handle, Generic[K]):
         """Return the lag of the positions in owned shards."""
 
     @abstractmethod
-    def source(self, keys: Collection[K], *, bounded: bool, arm: Arm) -> Source:
+    def source(self, keys: Collection[K], *, bounded: bool, arm: Arm) -> GroupSource:
         """Return the records of some owned shards from their positions on. bounded: only the present ones; the end is StopIteration.
 
         arm: adds the group's files to the watcher with which the source sleeps.

@@ -13,14 +13,14 @@ from kvspool.engine.cursor import Cursor
 from kvspool.engine.wakeups import BLIND_POLL, POLL, Watcher
 from kvspool.errors import NoSuchReader
 from kvspool.groups import stats
-from kvspool.groups.share import Arm, Fence, GroupLag, Share, Source, beside, file_name
+from kvspool.groups.share import Arm, Fence, GroupLag, GroupShare, GroupSource, beside, file_name
 from kvspool.groups.stats import GroupStats
 from kvspool.groups.verb import HasGroups
 from kvspool.options import Isolation
 from kvspool.system import disk
 
 
-class Items(Protocol):
+class ReaderItems(Protocol):
     """An iteration of a durable reader; see `kvspool.engine.iteration.Iteration`."""
 
     cursor: Cursor
@@ -138,7 +138,7 @@ class LogGroups(HasGroups):
         return SingleShare(self, name, start, isolation)
 
 
-class SingleShare(Share[int]):
+class SingleShare(GroupShare[int]):
     """The shard 0 of a group: the whole log, read by the durable reader of the group's name."""
 
     def __init__(self, log: GroupLog, name: str, start: Any, isolation: Any) -> None:
@@ -190,7 +190,7 @@ class SingleShare(Share[int]):
         assert found is not None
         return found
 
-    def source(self, keys: Collection[int], *, bounded: bool, arm: Arm) -> Source:
+    def source(self, keys: Collection[int], *, bounded: bool, arm: Arm) -> GroupSource:
         if not keys:
             return _Standby(arm)
         reader = self._owned()
@@ -217,7 +217,7 @@ class _Standby:
         raise StopIteration
 
     def idle(self) -> tuple[Watcher | None, float]:
-        """Return as `Source.idle`."""
+        """Return as `GroupSource.idle`."""
         if self._watcher is None:
             self._watcher = Watcher()
             self._arm(self._watcher)
@@ -233,7 +233,7 @@ class _Standby:
 class _Items(_Standby):
     """The source of the owner."""
 
-    def __init__(self, items: Items, arm: Arm) -> None:
+    def __init__(self, items: ReaderItems, arm: Arm) -> None:
         super().__init__(arm)
         self._items = items
         self._watched: object = None  # the cursor's files that are watched

@@ -10,7 +10,7 @@ from kvspool.engine.iteration import Iterations
 from kvspool.groups.files import GroupFiles
 from kvspool.groups.member import Callback, GroupMember
 from kvspool.groups.membership import SHORTEST_SILENCE, Membership
-from kvspool.groups.share import Share
+from kvspool.groups.share import GroupShare
 from kvspool.groups.stats import GroupStats
 from kvspool.options import TIMEOUT, Isolation, check_isolation
 
@@ -82,5 +82,5 @@ class HasGroups(ABC):
         """Return the path of a group's file, in an existing directory, and its largest number of shards. Raises ValueError for a name."""
 
     @abstractmethod
-    def _share_of(self, name: str, start: Any, isolation: Isolation) -> Share[Any]:
+    def _share_of(self, name: str, start: Any, isolation: Isolation) -> GroupShare[Any]:
         """Return the shards of a group."""

@@ -65,7 +65,7 @@ class Lease(Handle):
         self._file = Descriptor(path, os.O_RDWR | os.O_CREAT, mode)
         if not system.port.try_lock_file(self._file.number, shared=False):
             self.close()
-            raise ReaderBusy(f"the reader {name!r} is open elsewhere, by itself or in a group; {path} is locked")
+            raise ReaderBusy(f"the reader {name!r} is open elsewhere, as a reader or in a group; {path} is locked")
         ours, there = system.port.status(self._file.number), system.port.look_up(path)
         if there is not None and (ours.st_ino, ours.st_dev) == (there.st_ino, there.st_dev):
             system.port.write(self._file.number, _PID.pack(self._process), 0)

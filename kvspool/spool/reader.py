@@ -117,7 +117,7 @@ class SpoolReader(Reader):
             return
         self.fence()
         self._store_everywhere()
-        self.fence()  # otherwise it was stored in a slot that nobody reads any more; see `displace`
+        self.fence()  # otherwise it was stored in a slot that no reader uses any more; see `displace`
 
     def _store_everywhere(self) -> None:
         files = self._slot_files
@@ -368,7 +368,7 @@ def no_room(files: SpoolFiles, pinned: Pinned | None, waited: str) -> SpoolFull 
 def displace(live: Callable[[], SpoolFiles], name: str, pid: int, timeout: float) -> None:
     """Move a reader to another slot, since the process `pid` holds the lock of its slot, and may be stopped during a store.
 
-    Its fence is closed already. As long as it holds the lock of the old slot, no other reader gets that slot, so a late store
+    Its fence is closed already. While it holds the lock of the old slot, no other reader gets that slot, so a late store
     changes nothing that counts.
     """
     with administering(live, timeout) as admin:

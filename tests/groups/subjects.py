@@ -59,7 +59,7 @@ def _options(kind: str) -> dict[str, Any]:
 
 @contextmanager
 def process(work: Callable[[Callable[[bytes], None]], None]) -> Iterator[tuple[int, Callable[[], bytes]]]:
-    """Run `work(say)` in a forked process. Yield its id, and a function that returns the next byte that it says; it is killed at the end."""
+    """Run `work(say)` in a forked process. Yield its id, and a function that returns its next byte; it is killed at the end."""
     reads, writes = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -299,7 +299,7 @@ def test_callbacks_tell_of_shards_before_records_come_and_before_they_go(shared:
     assert said == [("assigned", 4), ("revoked", 2)]
 
 
-def test_positions_are_stored_beside_the_effect(shared: Subject) -> None:
+def test_positions_are_stored_with_the_effect(shared: Subject) -> None:
     """The example of docs/groups.md: each record takes effect once, though the member never commits before it is gone."""
     shared.append(30)
     database = sqlite3.connect(shared.path.parent / "effects.db")
@@ -399,7 +399,7 @@ def test_a_forked_child_does_not_use_the_member_of_its_parent(subject: Subject) 
         member.commit()
 
 
-def test_new_clients_and_shards_are_shared_out_by_themselves(tmp_path: Path) -> None:
+def test_new_clients_and_shards_are_shared_out_automatically(tmp_path: Path) -> None:
     root = hub.create(tmp_path / "root")
     with root, root.group("g") as one, hub.open(tmp_path / "root") as other, other.group("g") as two:
         assert settle(one, two) == [frozenset(), frozenset()]
@@ -560,8 +560,8 @@ def test_the_bytes_of_a_group_file_are_those_of_the_format_page() -> None:
     page = (Path(__file__).parents[2] / "docs" / "formats" / "group.md").read_text(encoding="utf-8")
     for table in (layout.HEADER, layout.HEAD, layout.MEMBER, layout.SHARD):
         assert table.table() in page
-    state = layout.State(
-        7, (layout.Member(1, 0x0123456789ABCDEF, 1, 1500, (100, 200, 300, 400)),), (layout.Shard(layout.digest("log"), 1, 1, 0, 9),)
+    state = layout.GroupState(
+        7, (layout.Member(1, 0x0123456789ABCDEF, 1, 1500, (100, 200, 300, 400)),), (layout.GroupShard(layout.digest("log"), 1, 1, 0, 9),)
     )
     golden = (layout.pack_header("g", 1), layout.pack_state(state))
     examples = [bytes.fromhex(part.split("```")[0]) for part in page.split("```hex")[1:]]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from kvspool.groups import sharing
-from kvspool.groups.layout import ABSENT, Member, Shard, State, digest
+from kvspool.groups.layout import ABSENT, GroupShard, GroupState, Member, digest
 
 STEPS = settings(
     max_examples=60,
@@ -38,7 +38,7 @@ class Group(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.state = State()
+        self.state = GroupState()
         self.tokens = 0
         self.names = 0
         self.reads: dict[int, dict[bytes, int]] = {}
@@ -195,26 +195,26 @@ def test_the_model_keeps_every_promise() -> None:
 # Mutants.
 
 
-def owns_what_others_own(state: State, slot: int) -> State:
+def owns_what_others_own(state: GroupState, slot: int) -> GroupState:
     """Acquire every shard of which it is the target, though another member still owns it."""
     shards = (one._replace(owner=slot, epoch=one.epoch + 1) if one.target == slot else one for one in state.shards)
     return state._replace(shards=tuple(shards))
 
 
-def forgets_shards_of_the_dead(state: State, slots: Any, *, displaced: Any = ()) -> State:
+def forgets_shards_of_the_dead(state: GroupState, slots: Any, *, displaced: Any = ()) -> GroupState:
     """Leave the shards of ended members with their target."""
     members = tuple(one for one in state.members if one.slot not in slots)
     return state._replace(members=members)
 
 
-def takes_shards_away(state: State, one: Member) -> State:
+def takes_shards_away(state: GroupState, one: Member) -> GroupState:
     """Give shards of others to a new member at once."""
     joined = sharing.joined(state, one)
     shards = (one._replace(owner=ABSENT) if one.owner != one.target else one for one in joined.shards)
     return joined._replace(shards=tuple(shards))
 
 
-def ignores_locks(state: State, slot: int) -> State:
+def ignores_locks(state: GroupState, slot: int) -> GroupState:
     """Acquire a shard whose former owner is stopped, and not fenced."""
     shards = (
         one._replace(owner=slot, epoch=one.epoch + 1) if one.owner == ABSENT and one.target == slot else one for one in state.shards
@@ -222,13 +222,13 @@ def ignores_locks(state: State, slot: int) -> State:
     return state._replace(shards=tuple(shards))
 
 
-def shares_nothing_new(state: State, digests: Any) -> State:
+def shares_nothing_new(state: GroupState, digests: Any) -> GroupState:
     """Know new shards, but give them to no member."""
     known = {one.digest: one for one in state.shards}
-    return state._replace(shards=tuple(known.get(digest) or Shard(digest) for digest in digests))
+    return state._replace(shards=tuple(known.get(digest) or GroupShard(digest) for digest in digests))
 
 
-MUTANTS: list[tuple[str, Callable[..., State]]] = [
+MUTANTS: list[tuple[str, Callable[..., GroupState]]] = [
     ("acquired", owns_what_others_own),
     ("acquired", ignores_locks),
     ("without", forgets_shards_of_the_dead),
@@ -240,7 +240,7 @@ MUTANTS: list[tuple[str, Callable[..., State]]] = [
 class Mutated:
     """The module with one function replaced."""
 
-    def __init__(self, name: str, function: Callable[..., State]) -> None:
+    def __init__(self, name: str, function: Callable[..., GroupState]) -> None:
         self.__dict__[name] = function
 
     def __getattr__(self, name: str) -> Any:
@@ -248,7 +248,7 @@ class Mutated:
 
 
 @pytest.mark.parametrize(("name", "function"), MUTANTS, ids=[function.__name__ for _, function in MUTANTS])
-def test_the_model_rejects_a_mutant(name: str, function: Callable[..., State]) -> None:
+def test_the_model_rejects_a_mutant(name: str, function: Callable[..., GroupState]) -> None:
     mutant = type("Mutant", (Group,), {"sharing": Mutated(name, function)})
     with pytest.raises((AssertionError, StopIteration, KeyError, ExceptionGroup)):
         run_state_machine_as_test(mutant, settings=STEPS)
@@ -262,7 +262,7 @@ owners = st.lists(st.integers(0, 6), max_size=40)
 @given(owners, st.lists(st.integers(1, 6), min_size=1, max_size=6, unique=True))
 @settings(deadline=None, max_examples=50)
 def test_as_few_shards_move_as_possible(before: list[int], slots: list[int]) -> None:
-    shards = [Shard(digest(str(at)), owner if owner in slots else ABSENT) for at, owner in enumerate(before)]
+    shards = [GroupShard(digest(str(at)), owner if owner in slots else ABSENT) for at, owner in enumerate(before)]
     targets = sharing.shares(slots, shards)
     counts = sorted(targets.count(slot) for slot in slots)
     assert set(targets) <= set(slots) and counts[-1] - counts[0] <= 1
@@ -273,5 +273,5 @@ def test_as_few_shards_move_as_possible(before: list[int], slots: list[int]) -> 
 
 
 def test_nothing_moves_when_nothing_changes() -> None:
-    shards = [Shard(digest(str(at)), 1 + at % 3) for at in range(10)]
+    shards = [GroupShard(digest(str(at)), 1 + at % 3) for at in range(10)]
     assert sharing.shares([1, 2, 3], shards) == [one.owner for one in shards]

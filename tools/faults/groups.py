@@ -6,7 +6,7 @@
 The ledger is memory outside of the logs. Each member notes there when it begins to handle a record of a shard and when it is done, and
 after each commit the committed position. A member ends with an error, and so does the campaign:
 
-- if a living member handles a record of the shard at that moment (without --silence: a member that others take for dead may still run);
+- if a living member handles a record of the shard at that moment (without --silence: a member without its shards may still run);
 - if a record is skipped, or comes out of order;
 - if a record is handled again although the shard's last owner has neither ended nor been silent;
 - if its shard's position is lower than a committed one.
@@ -43,7 +43,7 @@ VIOLATION = 77  # exit code
 
 
 class Ledger:
-    """What the members have noted, in shared memory."""
+    """The notes of the members, in shared memory."""
 
     def __init__(self, shards: int) -> None:
         self.words = memoryview(mmap.mmap(-1, 8 * WORDS * shards + 8 * 8)).cast("Q")
@@ -157,7 +157,7 @@ def member(subject: Subject, ledger: Ledger, silence: float | None, seed: int) -
     every = noise.choice((1, 1, 7, 50)) if seed else 50
     left = noise.choice((200, 2000, 1 << 30)) if seed else 1 << 30
 
-    with subject.open() as log, log.group("workers", max_silence=silence) as one:
+    with subject.open() as log, log.group("workers", max_silence=silence, timeout=PATIENCE) as one:
         owned: frozenset[Any] = frozenset()
         count = 0
         for record in follow(one):
@@ -262,7 +262,7 @@ class Campaign:
                 self.subject.append(self.noise.choice((1, 10, 200)), self.noise)
                 self.strike()
                 done += 1
-                time.sleep(self.noise.random() * 0.02)
+                time.sleep(self.noise.random() * 0.02 * max(1.0, self.members / 5))
             self.stop()
             self.finish()
         finally:
