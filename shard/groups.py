@@ -14,14 +14,14 @@ from kvspool.groups.single import lag_of, move_to
 from kvspool.options import Isolation
 from kvspool.reader import Reader
 from kvspool.record import Gap
-from kvspool.system.handles import close_all
+from kvspool.system.handles import Handle, close_all
 from shard.merge import FollowingMerge, Merge
 from shard.merged import Log
 
 K = TypeVar("K")
 
 
-class MergedSource:
+class MergedSource(Handle):
     """The source of a member that reads several shards as one; see `kvspool.groups.share.GroupSource`."""
 
     def __init__(self, merge: Merge[Any]) -> None:

@@ -18,6 +18,7 @@ from kvspool.groups.stats import GroupStats
 from kvspool.groups.verb import HasGroups
 from kvspool.options import Isolation
 from kvspool.system import disk
+from kvspool.system.handles import Handle
 
 
 class ReaderItems(Protocol):
@@ -111,7 +112,7 @@ class LogGroups(HasGroups):
 
     @abstractmethod
     def lag(self, sequence: int) -> Any:
-        """Return the lag of a sequence; see `kvspool.reader.Lag`."""
+        """Return the lag of a sequence."""
 
     @abstractmethod
     def readers(self) -> list[Any]:
@@ -204,7 +205,7 @@ class SingleShare(GroupShare[int]):
         self.drop((0,))
 
 
-class _Standby:
+class _Standby(Handle):
     """The source of a member without a shard: it waits for a change of the group."""
 
     last = 0
