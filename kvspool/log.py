@@ -74,8 +74,8 @@ class Log(Handle, LogGroups, ABC):
 
     HELPERS = frozenset(
         """
-        always_has_id append_prepared check_open columns_of cursor displace_reader end extent_files flush_for_commit has_checksums lag limits
-        open_to_write prepare prepare_columns read_log_id records_from room sequence_at
+        always_has_id append_prepared check_open columns_of cursor displace_reader end extent_files flush_for_commit has_checksums
+        lag limits open_to_write prepare prepare_columns read_log_id records_from room sequence_at
         """.split()
     )
     always_has_id = True  # since it was created

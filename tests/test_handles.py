@@ -165,10 +165,11 @@ SHOWN = {
     "fixed": f"{LOG} {JOURNAL} item oldest prune replay rewind",
     "queue": "clear close create drain durability empty full get get_if get_many get_nowait max_chunks open path peek peek_nowait "
     "put put_many put_nowait qsize stats sync timeout",
-    "shards": """append append_arrow append_many bits capabilities close closed create extent follow follow_async forget_producers get
-        group groups last open path prefix producer producers read read_values reset_group retire_producers root shard_of shards stats sync view writer""",
-    "hub": """client clients close closed create create_client delete_reader extent follow follow_async get group groups held last open path
-        read read_values reader readers reset_group stats view""",
+    "shards": """append append_arrow append_many bits capabilities close closed create extent follow follow_async
+        forget_producers get group groups last open path prefix producer producers read read_values
+        reset_group retire_producers root shard_of shards stats sync view writer""",
+    "hub": """client clients close closed create create_client delete_reader extent follow follow_async get group
+        groups held last open path read read_values reader readers reset_group stats view""",
 }
 
 

@@ -6,7 +6,23 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
-from cases import appends, batches, copies, flushes, growth, journals, laps, openings, queues, replays, roots, servers, sleepers, wakeups
+from cases import (
+    appends,
+    batches,
+    copies,
+    flushes,
+    groups,
+    growth,
+    journals,
+    laps,
+    openings,
+    queues,
+    replays,
+    roots,
+    servers,
+    sleepers,
+    wakeups,
+)
 from cases.case import Bench, Row
 
 
@@ -55,6 +71,8 @@ def _every() -> Iterator[Case]:
         yield _case(f"copy-{source}", copies.to_kvj, source)
     yield _case("queue-verbs", queues.verbs)
     yield _case("queue-durable", queues.durable)
+    yield _case("tasks-group", groups.shared)
+    yield _case("tasks-group-takeover", groups.takeover)
     yield _case("growth-capacity", growth.capacities, is_asked=True)
     yield _case("growth-readers", growth.readers, is_asked=True)
     for name in ("ingest", "disk", "latency", "resume"):
