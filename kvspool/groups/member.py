@@ -304,11 +304,16 @@ class GroupReading(Iterator[Any], Handle, Generic[K]):
         member = self._member
         deadline = None
         while self._left != 0:
-            member.tick()
-            source = self._source
-            if source is None or self._generation != member.generation or member.turn is not self:
-                source = self._begin()
-            item = self._take(source)
+            try:
+                member.tick()
+                source = self._source
+                if source is None or self._generation != member.generation or member.turn is not self:
+                    source = self._begin()
+                item = self._take(source)
+            except Exception:
+                if self._why:  # another thread has closed the member meanwhile
+                    raise Closed(self._why) from None
+                raise
             if item is NOTHING:
                 if self._is_bounded:
                     self.close()
