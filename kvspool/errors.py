@@ -331,6 +331,26 @@ class TooManyReaders(KvspoolError):
     exit_code = 8
 
 
+class Revoked(KvspoolError):
+    """A member of a group was silent for longer than its `max_silence`, so its shards were given to others. Their positions were not moved.
+
+    `shards`: the shards whose records, since the last commit, other members handle again. The shards that the member still has were
+    committed. Continue with the loop: it returns records of the shards that the member has now.
+    """
+
+    exit_code = 6
+
+    def __init__(self, message: str, shards: tuple[object, ...] = ()) -> None:
+        super().__init__(message)
+        self.shards = shards
+
+
+class TooManyMembers(KvspoolError):
+    """A group has its largest number of members, or of shards. Nothing was changed; let a member leave, or use another group."""
+
+    exit_code = 8
+
+
 class BatchChanged(KvspoolError):
     """A partly stored batch was repeated without some of its stored records. Nothing more was written.
 

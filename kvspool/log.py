@@ -19,6 +19,7 @@ from kvspool import producers
 from kvspool.engine.cursor import Cursor
 from kvspool.engine.iteration import Following, Iteration, Iterations
 from kvspool.errors import OutOfRange, Truncated, Unsupported
+from kvspool.groups.single import LogGroups
 from kvspool.options import Isolation, OnGap, Start, check_sequence
 from kvspool.producers import Producer, ProducerStats
 from kvspool.record import Codec, Record
@@ -65,7 +66,7 @@ def unsupported(kind: str, capability: str) -> Unsupported:
 TRIES = 5  # reads of the last records, which rewinds may take back at that moment
 
 
-class Log(Handle, ABC):
+class Log(Handle, LogGroups, ABC):
     """A handle of one log. Get it from `kvspool.create` or `kvspool.open`.
 
     Several threads may use it at once. It survives a fork: the child opens its own files on first use. `with` closes it. An empty log is
@@ -74,8 +75,8 @@ class Log(Handle, ABC):
 
     HELPERS = frozenset(
         """
-        always_has_id append_prepared check_open columns_of cursor end extent_files flush_for_commit has_checksums limits
-        open_to_write prepare prepare_columns read_log_id records_from room sequence_at
+        always_has_id append_prepared check_open columns_of cursor displace_reader end extent_files flush_for_commit has_checksums
+        lag limits open_to_write prepare prepare_columns read_log_id records_from room sequence_at
         """.split()
     )
     always_has_id = True  # since it was created

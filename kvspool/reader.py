@@ -27,6 +27,7 @@ from kvspool.system.handles import Handle
 
 if TYPE_CHECKING:
     from kvspool.engine.following import AsyncFollowing
+    from kvspool.groups.share import Fence
 
 
 class Lag(msgspec.Struct, frozen=True):
@@ -107,10 +108,11 @@ class Reader(OpenReader):
     `seek` within a loop.
     """
 
-    HELPERS = frozenset(("forked",))
+    HELPERS = frozenset(("cursor_here", "fence", "forked", "pass_to"))
 
     def __init__(self, name: str, isolation: Isolation) -> None:
         super().__init__(name, isolation)
+        self.fence: Fence | None = None  # of a member of a group: raises Revoked if others may own the log now
         self._sequence = 0  # of the next record
         # The iteration that moved the reader to its position, and may have prefetched records.
         self._turn: weakref.ref[ReaderIteration] | None = None
@@ -243,6 +245,18 @@ class Reader(OpenReader):
 
     def _catch_up(self) -> None:
         """Raise Truncated if records that were read were removed by a rewind, and continue at its end. Most formats have no rewinds."""
+
+    # For a group that reads several logs at once.
+
+    def cursor_here(self, *, bounded: bool) -> Cursor:
+        """Return a cursor at the reader's position. bounded: it ends at the present end."""
+        self._check_open()
+        return self._cursor(self._end() if bounded else None)
+
+    def pass_to(self, sequence: int) -> None:
+        """Move to a sequence after records that such a cursor has returned."""
+        self._sequence = sequence
+        self._turn = None
 
     # For the iterations.
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 from kvspool import system
 from kvspool.engine.cursor import Cursor
 from kvspool.engine.iteration import check_spin
-from kvspool.engine.wakeups import BLIND_POLL, Watcher
+from kvspool.engine.wakeups import Watcher
 from kvspool.options import OnGap
 from kvspool.record import Gap
 from kvspool.system.handles import Handle
@@ -26,10 +26,7 @@ from shard.kernel.following_py import FEW, REST
 from shard.kernel.merge import FollowingLoops, MergeSource, Merging
 from shard.kernel.merge_py import LOOK_AROUND, UNREADABLE
 
-if TYPE_CHECKING:
-    import asyncio
-
-__all__ = ["FEW", "LOOK_AROUND", "REST", "UNREADABLE", "Cursor", "FollowingMerge", "Merge", "MergeWatcher", "NoGaps", "Values"]
+__all__ = ["FEW", "LOOK_AROUND", "REST", "UNREADABLE", "Cursor", "FollowingMerge", "Merge", "NoGaps", "Values"]
 
 R = TypeVar("R", covariant=True)
 NoGaps = Literal["raise", "skip"]  # kinds of `OnGap` for which an iteration returns only records
@@ -77,29 +74,7 @@ class Values(Iterator[R], Handle, Generic[R]):
         self.close()
 
 
-class MergeWatcher(Watcher):
-    """The watcher of a following merge, which can also sleep in a task of an event loop."""
-
-    async def sleep(self, timeout: float) -> None:
-        """Sleep in a task until there are events to `wait` for, or another thread closes the watcher; at most `timeout` seconds."""
-        import asyncio
-
-        loop = asyncio.get_running_loop()
-        woken: asyncio.Future[None] = loop.create_future()
-        with self._in_use() as notifier:
-            if notifier is None or self.is_blind:
-                await asyncio.sleep(min(timeout, BLIND_POLL))
-                return
-            alarm = loop.call_later(timeout, _wake, woken)
-            loop.add_reader(notifier.fileno(), _wake, woken)
-            try:
-                await woken
-            finally:
-                loop.remove_reader(notifier.fileno())
-                alarm.cancel()
-
-
-class SpinningWatcher(MergeWatcher):
+class SpinningWatcher(Watcher):
     """A watcher that polls before it sleeps. Only for callers that want it: a wait in Python takes 7 us more than a compiled one."""
 
     def __init__(self, spin: float) -> None:
@@ -115,11 +90,6 @@ class SpinningWatcher(MergeWatcher):
             if keys or keys is None:
                 return keys
         return super().wait(timeout - spin)
-
-
-def _wake(sleeper: asyncio.Future[None]) -> None:
-    if not sleeper.done():
-        sleeper.set_result(None)
 
 
 class FollowingMerge(FollowingLoops, Merge[R], Generic[R]):
@@ -139,17 +109,17 @@ class FollowingMerge(FollowingLoops, Merge[R], Generic[R]):
         """Return the merge itself; see `shard.following.Followed`."""
         return self
 
-    def arm(self) -> MergeWatcher:
+    def arm(self) -> Watcher:
         """Return a watcher, with the watches other than those of logs."""
-        return SpinningWatcher(self._spin) if self._spin else MergeWatcher()
+        return SpinningWatcher(self._spin) if self._spin else Watcher()
 
-    def take_events(self) -> MergeWatcher | None:
+    def take_events(self) -> Watcher | None:
         """Take the wake-ups that have arrived, without waiting. Return the watcher to sleep on; None if there were some.
 
         For a merge with the timeout 0: its next call checks the logs. A later record wakes the watcher.
         """
         watcher = self._watcher
-        if not isinstance(watcher, MergeWatcher):
+        if not isinstance(watcher, Watcher):
             self._watcher = self.arm()
             return None
         keys = watcher.wait(0.0)

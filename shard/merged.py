@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
+from kvspool.groups.verb import HasGroups
 from kvspool.log import Log as Log
 from kvspool.options import Isolation, OnGap
 from kvspool.record import Gap, Record
@@ -25,7 +26,7 @@ S = TypeVar("S")  # further starts
 M = TypeVar("M", bound=Merge[Any])
 
 
-class MergedLogs(Handle, Generic[K, R, S]):
+class MergedLogs(HasGroups, Handle, Generic[K, R, S]):
     """Several logs that are read as one. An empty one is true, like every handle."""
 
     HELPERS = frozenset(("each_log", "placed_at"))

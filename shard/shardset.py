@@ -19,10 +19,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from msgspec import structs
+
 import kvspool
 from kvspool import LogStats, Record, system
 from kvspool.engine.iteration import Iterations
 from kvspool.errors import DO_NOT_REPEAT, Closed, KvspoolError, LogExists, LogNotFound, NotDurable, appended_by
+from kvspool.groups.share import file_name
+from kvspool.groups.single import lag_of
+from kvspool.groups.stats import GroupStats, group_files, look
 from kvspool.opening import logs
 from kvspool.options import TIMEOUT, Isolation
 from kvspool.producers import ProducerStats
@@ -31,6 +36,7 @@ from kvspool.system import disk
 from kvspool.system.handles import close_all
 from shard import descriptors, route
 from shard.errors import AppendedToSomeShards, ConflictingShardSets, TooFewDescriptors
+from shard.groups import ShardSetShare, reset
 from shard.kernel.hash import Spread, group, hash_column
 from shard.kernel.merge import placed
 from shard.merge import Merge
@@ -48,6 +54,7 @@ Call = Callable[[], range]
 M = TypeVar("M", bound=Merge[Any])
 
 CAPACITY = 64 << 20  # bytes, of all rings of a set by default: as much as one log, for any number of shards
+GROUPS = ".groups"  # the directory of the files of a set's groups
 LEAST_CAPACITY = 1 << 20  # of one ring by default
 OF_SETS = frozenset(("codecs", "keys", "producers", "timestamps", "types"))  # capabilities that concern verbs of a set
 
@@ -294,6 +301,31 @@ class ShardSet(Spread, MergedLogs[int, ShardRecord, datetime | Mapping[int, int]
         if shard not in range(len(self.shards)):
             raise ValueError(f"there is no shard {shard}; there are 0..{len(self.shards) - 1}")
         return self.shards[shard]
+
+    # Groups.
+
+    def groups(self) -> list[GroupStats]:
+        self._check_open()
+        readers = [{one.name: one.lag for one in log.readers()} for log in self.shards]
+        names = {f"{index:03x}": index for index in range(len(self.shards))}
+        found = [look(path, names) for path in group_files(self.root / GROUPS) if path.name.startswith(f"{self.prefix}.")]
+        lags = {one.name: lag_of(shard.get(one.name) for shard in readers) for one in found if one is not None}
+        return [structs.replace(one, lag=lags[one.name]) for one in found if one is not None]
+
+    def reset_group(self, name: str, start: Start) -> None:
+        self._check_open()
+        reset(self.shards, self.root, name, start)
+
+    def _group_file(self, name: str) -> tuple[Path, int]:
+        self._check_open()
+        directory = self.root / GROUPS
+        disk.make_directory(directory)
+        return directory / f"{self.prefix}.{file_name(name)}", len(self.shards)
+
+    def _share_of(self, name: str, start: Start, isolation: Isolation) -> ShardSetShare:
+        if isinstance(start, int):
+            raise ValueError(f"each shard has its own sequences: start must be a mapping such as {{0: {start}}}, not {start}")
+        return ShardSetShare(self.shards, name, start, isolation, lambda index: placed(ShardRecord, index))
 
     def _fill(self, merge: M, start: Start, bounded: bool, isolation: Isolation) -> M:
         if isinstance(start, int):

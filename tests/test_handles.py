@@ -153,7 +153,7 @@ def test_plain_values_are_copied_and_pickled_as_before(tmp_path: Path) -> None:
 # Names that `dir` shows.
 
 WRITING = "append append_arrow append_many writer producer producers forget_producers retire_producers sync"
-READING = "read read_values read_arrow follow follow_async get last view extent reader readers delete_reader"
+READING = "read read_values read_arrow follow follow_async get last view extent reader readers delete_reader group groups reset_group"
 KEEPING = "stats verify repair trim retention set_retention archive unarchive resize export close closed has_vanished"
 LOG = f"{WRITING} {READING} {KEEPING} kind capabilities log_id path timeout durability sync_interval"
 JOURNAL = "append_batch consumers ensure_log_id format torn trim_error"
@@ -165,10 +165,11 @@ SHOWN = {
     "fixed": f"{LOG} {JOURNAL} item oldest prune replay rewind",
     "queue": "clear close create drain durability empty full get get_if get_many get_nowait max_chunks open path peek peek_nowait "
     "put put_many put_nowait qsize stats sync timeout",
-    "shards": """append append_arrow append_many bits capabilities close closed create extent follow follow_async forget_producers get last
-        open path prefix producer producers read read_values retire_producers root shard_of shards stats sync view writer""",
-    "hub": """client clients close closed create create_client delete_reader extent follow follow_async get held last open path read
-        read_values reader readers stats view""",
+    "shards": """append append_arrow append_many bits capabilities close closed create extent follow follow_async
+        forget_producers get group groups last open path prefix producer producers read read_values
+        reset_group retire_producers root shard_of shards stats sync view writer""",
+    "hub": """client clients close closed create create_client delete_reader extent follow follow_async get group
+        groups held last open path read read_values reader readers reset_group stats view""",
 }
 
 

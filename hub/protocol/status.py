@@ -68,11 +68,20 @@ class ClientStatus(msgspec.Struct, frozen=True, kw_only=True):
         return any(shard.behind_is_estimate for shard in self.shards)
 
 
+class MemberStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A member of a group: its process, since when, and how many shards it owns."""
+
+    process: str
+    joined: int
+    shards: int
+
+
 class ReaderStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A durable reader of the hub."""
 
     name: str
     lag: int  # uncommitted records
+    members: list[MemberStatus] = []  # of a group of processes on this host
 
 
 class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):

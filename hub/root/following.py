@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hub.root.shards import RootShards
-from kvspool.engine.wakeups import ENTERED
+from kvspool.engine.wakeups import ENTERED, Watcher
 from kvspool.errors import LogVanished
 from kvspool.options import Isolation, OnGap
-from shard.merge import FollowingMerge, MergeWatcher
+from shard.merge import FollowingMerge
 
 if TYPE_CHECKING:
     from shard.kernel.merge_py import MergeSource
@@ -28,7 +28,7 @@ class FollowingRoot(FollowingMerge[Any]):
         self.root = root
         self._isolation = isolation
 
-    def arm(self) -> MergeWatcher:
+    def arm(self) -> Watcher:
         watcher = super().arm()
         try:
             watcher.watch(self.root.path, ENTERED, _ROOT)

@@ -17,7 +17,7 @@ from shard.merged import Log
 class _Seen(NamedTuple):
     """The content of a file of positions. stored: None if unreadable."""
 
-    version: FileVersion
+    version: tuple[FileVersion | None, ...]  # of the file, and of its parts
     stored: StoredPositions | None
 
 
@@ -69,12 +69,12 @@ class RetentionHolds:
 
     def _look(self, name: str) -> _Seen | None:
         path = positions.path_of(self._root, name)
-        version = FileVersion.of(path)
-        if version is None:
+        version = tuple(map(FileVersion.of, (path, positions.parts_directory(path), *positions.parts(path))))
+        if version[0] is None:
             self._seen.pop(name, None)
             return None
         seen = self._seen.get(name)
-        if seen is None or seen.version != version or not version.is_stable:
+        if seen is None or seen.version != version or not all(one is None or one.is_stable for one in version):
             try:
                 stored = positions.load(path)
             except (Corruption, UnknownVersion):

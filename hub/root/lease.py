@@ -25,9 +25,10 @@ _AFTER_DEATH, _PAUSE = 50, 0.002  # checks, and seconds between them, of a lock 
 class ReaderLease(Handle):
     """Open it by the path of the name's lock file; `close` releases it."""
 
-    def __init__(self, path: Path, name: str) -> None:
-        """Take the lock. Raises ReaderBusy, which names the holder."""
+    def __init__(self, path: Path, name: str, *, shared: bool = False) -> None:
+        """Take the lock. shared: with the other members of a group. Raises ReaderBusy, which names the holder."""
         self._path = path
+        self._shared = shared
         self._name = name
         self._process = system.port.process_id()
         self._file: Descriptor | None = None
@@ -50,7 +51,8 @@ class ReaderLease(Handle):
             if there is None or (ours.st_ino, ours.st_dev) != (there.st_ino, there.st_dev):
                 locks.give_back(file, self._process)
                 return False
-            system.port.write(fd, _WORDS.pack(*holders.ours()), 0)
+            if not self._shared:
+                system.port.write(fd, _WORDS.pack(*holders.ours()), 0)
         except BaseException:
             locks.give_back(file, self._process)
             raise
@@ -59,10 +61,10 @@ class ReaderLease(Handle):
 
     def _lock(self, fd: int) -> None:
         for _ in range(_AFTER_DEATH):
-            if system.port.try_lock(fd, _BYTE):
+            if system.port.try_share(fd, _BYTE, 1) if self._shared else system.port.try_lock(fd, _BYTE):
                 return
             words = _words(fd)
-            if words is None or not holders.is_gone(words):
+            if not system.port.is_shared(fd, _BYTE) and (words is None or not holders.is_gone(words)):
                 break
             system.port.sleep(_PAUSE)  # the kernel is about to free it
         raise ReaderBusy(f"the reader {self._name!r} is already open in {_described(fd)}; {self._path} is locked")
@@ -92,11 +94,23 @@ def holder(path: Path) -> str:
         return _described(fd) if system.port.is_locked(fd, _BYTE) else ""
 
 
+def is_group(path: Path) -> bool:
+    """Return whether members of a group hold a lock file."""
+    try:
+        file = Descriptor(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    with file as fd:
+        return system.port.is_shared(fd, _BYTE)
+
+
 def _words(fd: int) -> tuple[int, ...] | None:
     data = system.port.read(fd, _WORDS.size, 0)
     return _WORDS.unpack(data) if len(data) == _WORDS.size else None
 
 
 def _described(fd: int) -> str:
+    if system.port.is_shared(fd, _BYTE):
+        return "a group of processes, which `kvspool group` shows"
     words = _words(fd)
     return "another process" if words is None else holders.describe(words)

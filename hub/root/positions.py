@@ -10,6 +10,13 @@ timestamp of the record before it, 0 if unknown.
 A reader that is moved over the network has an owner, and version 2: `{"owner": "spark", "places": [...]}`. It reads only the shards in
 which it has a position, so it holds back nothing elsewhere; older versions of kvspool treat it as a reader that holds back everything.
 
+**Groups.** A member of a group stores the positions of its shards in a file of its own, a *part* with the same bytes:
+
+    [root]/.hub/readers/[name].parts/[token, 16 hex digits].positions
+
+They go before those in the file above. When a member releases shards, leaves or ends, its positions are merged into the file above under
+the group's lock. So at most one part has a shard.
+
 **Durability.** The file is replaced atomically: a temporary one is written, flushed and renamed, and the directory flushed. After a crash
 at any instruction, of the process or the machine, it has either all old positions or all new ones.
 
@@ -20,6 +27,8 @@ from __future__ import annotations
 
 import re
 import stat
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -28,6 +37,7 @@ import msgspec
 from hub.client_ids import check_client
 from kvspool import Record, system
 from kvspool.errors import Corruption, NotALog, UnknownVersion
+from kvspool.groups.fencing import remove_unfinished
 from kvspool.journal.control import checksum
 from kvspool.journal.offsets import check_name
 from kvspool.record import NO_TIME
@@ -39,6 +49,7 @@ Key = tuple[str, int]  # a client and the index of a shard
 SUFFIX = ".positions"
 LARGEST = 1 << 26  # largest file in bytes: some 700,000 shards
 _MAGIC = b"kvspool-hub-positions "
+_PART = re.compile(r"[0-9a-f]{16}\.positions")
 _HEADER = re.compile(rb"kvspool-hub-positions ([0-9]{1,9}) ([0-9a-f]{8})\n")
 _VERSIONS = (1, 2)  # without an owner, and with one
 
@@ -108,7 +119,17 @@ def parse(data: bytes) -> StoredPositions:
 
 
 def load(path: Path) -> StoredPositions | None:
-    """Return the content of a file; None if there is none. Raises Corruption, UnknownVersion."""
+    """Return the positions in a file and in its parts; None if there is none. Raises Corruption, UnknownVersion."""
+    own = [load_alone(part) for part in parts(path)]  # first: a position only moves from there to the file
+    stored = load_alone(path)
+    for part in own:
+        if part is not None and stored is not None:
+            stored.places.update(part.places)
+    return stored
+
+
+def load_alone(path: Path) -> StoredPositions | None:
+    """Return the content of one file; None if there is none. Raises Corruption, UnknownVersion."""
     try:
         return parse(documents.read(path, LARGEST))
     except FileNotFoundError:
@@ -126,6 +147,58 @@ def store(path: Path, positions: dict[Key, Position], owner: str = "") -> None:
     remain.
     """
     disk.replace(path, pack(positions, owner), 0o600, done=f"{path} has the reader's new positions")
+
+
+def parts(path: Path) -> list[Path]:
+    """Return the paths of the parts of a file, which may be none."""
+    directory = parts_directory(path)
+    try:
+        found = system.port.names(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return [directory / name for name in sorted(found) if _PART.fullmatch(name)]
+
+
+def part_of(path: Path, token: int) -> Path:
+    """Return the path of the part of a member of a group."""
+    return parts_directory(path) / f"{token:016x}{SUFFIX}"
+
+
+def parts_directory(path: Path) -> Path:
+    """Return the directory of the parts of a file."""
+    return path.with_suffix(".parts")
+
+
+def make_parts(path: Path) -> None:
+    """Create the directory of the parts of a file."""
+    disk.make_directory(parts_directory(path))
+
+
+def absorb(path: Path, tokens: Collection[int] = ()) -> None:
+    """Merge all parts into their file, but those of the members with these tokens, and remove them.
+
+    For the owner of the reader's name, or under its group's lock, when the fences of other members are closed. Raises Corruption.
+    """
+    kept = {part_of(path, token) for token in tokens}
+    ended = [part for part in parts(path) if part not in kept]
+    for part in ended:
+        remove_unfinished(part)
+    places = {key: place for part in ended if (stored := load_alone(part)) is not None for key, place in stored.places.items()}
+    if places:
+        merge(path, places)
+    for part in ended:
+        with suppress(FileNotFoundError):
+            system.port.remove(part)
+
+
+def merge(path: Path, places: Mapping[Key, Position]) -> None:
+    """Store positions in a file; those in removed shards go. On disk on return. Only one process may do so at a time."""
+    stored = load_alone(path) or StoredPositions({})
+    merged = {**stored.places, **places}
+    names = set(system.port.names(path.parents[2]))
+    present = {key: one for key, one in merged.items() if route.directory_name(key[0], one.bits, key[1]) in names}
+    if present != stored.places:
+        store(path, present, stored.owner)
 
 
 def log_id(log: Log) -> str:

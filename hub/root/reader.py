@@ -104,6 +104,7 @@ class HubReader(OpenReader):
         positions.make_directory(self.root.path)
         taken = ReaderLease(self._path.with_suffix(lease.SUFFIX), self.name)
         try:
+            positions.absorb(self._path)  # of a group that has ended
             stored = positions.load(self._path)
             self._passed.clear()
             if stored is None:
@@ -222,7 +223,7 @@ class HubReader(OpenReader):
             log = self.root.open_log(key, paths[key], may_be_gone=True) if key in paths else None
             if log is None:
                 raise LogNotFound(f"{self.root.path} has no shard {key!r}")
-            moved[key] = _position(paths[key], log, log.sequence_at(sequence))
+            moved[key] = place_of(paths[key], log, log.sequence_at(sequence))
         self._move(moved)
 
     def seek_time(self, time: datetime) -> None:
@@ -239,7 +240,7 @@ class HubReader(OpenReader):
 
     def _all_at(self, start: str | datetime, *, passes_damaged: bool = False) -> dict[Key, Position]:
         """Return the positions of a start in all shards. passes_damaged: omit shards that can't be opened, for a new reader."""
-        return {key: _position(path, log, log.sequence_at(start)) for key, path, log in self.root.logs(passes_damaged=passes_damaged)}
+        return {key: place_of(path, log, log.sequence_at(start)) for key, path, log in self.root.logs(passes_damaged=passes_damaged)}
 
     def _move(self, moved: dict[Key, Position]) -> None:
         self._positions.update(moved)
@@ -262,7 +263,7 @@ class HubReader(OpenReader):
         if position is not None and position.bits == bits and not why:
             return log.cursor(position.sequence, bounded=bounded, isolation=self.isolation)
         cursor = log.cursor("earliest", bounded=bounded, isolation=self.isolation)
-        self._move_one(key, _position(path, log, int(cursor.sequence)))
+        self._move_one(key, place_of(path, log, int(cursor.sequence)))
         if why and position is not None:
             self.pending.append(ShardReplaced(str(path), *key, position.sequence, int(cursor.sequence), why))
         return cursor
@@ -471,7 +472,7 @@ def measure(root: RootShards, places: Mapping[Key, Position], *, reads_all: bool
         if position is None and not reads_all:
             continue
         if position is None or position.bits != _bits(path) or positions.why_replaced(position, log):
-            position = _position(path, log, log.sequence_at("earliest"))
+            position = place_of(path, log, log.sequence_at("earliest"))
         lags.append(ShardLag(*key, position.sequence, log.records_from(position.sequence)))
     return HubLag(sum(one.records for one in lags), lags)
 
@@ -507,7 +508,7 @@ def delete(root: Path, name: str) -> None:
     lock = path.with_suffix(lease.SUFFIX)
     taken = ReaderLease(lock, name)
     try:
-        for gone in (path, path.with_name(f"{path.name}.tmp"), lock):
+        for gone in (*positions.parts(path), path, path.with_name(f"{path.name}.tmp"), lock):
             if system.port.look_up(gone) is not None:
                 system.port.remove(gone)
         flush_directory(path.parent, done=f"the reader {name!r} of {root} was deleted")
@@ -519,5 +520,6 @@ def _bits(path: Path) -> int:
     return (route.parse_name(path.name) or ("", 0, 0))[1]
 
 
-def _position(path: Path, log: Log, sequence: int) -> Position:
+def place_of(path: Path, log: Log, sequence: int) -> Position:
+    """Return the position of a sequence in the log of a shard."""
     return Position(_bits(path), sequence, positions.log_id(log))

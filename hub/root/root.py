@@ -23,7 +23,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from hub.client_ids import check_client
+from hub.root import positions
 from hub.root.following import FollowingRoot
+from hub.root.groups import HubShare
+from hub.root.groups import listing as group_listing
 from hub.root.holds import RetentionHolds
 from hub.root.positions import Key
 from hub.root.reader import HubReader, HubReaderStats, delete, listing
@@ -31,7 +34,10 @@ from hub.root.records import HubRecord
 from hub.root.shards import OpenCursor
 from kvspool import LogStats, Record, system
 from kvspool.engine.iteration import Iterations
-from kvspool.errors import Closed, KvspoolError, LogExists, LogNotFound, NotALog
+from kvspool.errors import Closed, KvspoolError, LogExists, LogNotFound, NoSuchReader, NotALog
+from kvspool.groups.files import SUFFIX
+from kvspool.groups.layout import MOST_SHARDS
+from kvspool.groups.stats import GroupStats
 from kvspool.options import TIMEOUT, Isolation, OnGap
 from kvspool.spool.format import CONTROL_FILE
 from kvspool.system import disk
@@ -242,7 +248,31 @@ class HubRoot(MergedLogs[Key, HubRecord, datetime]):
         if log is not None and (log.closed or log.has_vanished()):
             del self._logs[key]
 
-    # Durable readers.
+    # Durable readers and groups.
+
+    def groups(self) -> list[GroupStats]:
+        self._check_open()
+        with descriptors.for_logs(self.path, self._most):
+            return group_listing(self)
+
+    def reset_group(self, name: str, start: str | datetime) -> None:
+        if name not in positions.names(self.path):
+            raise NoSuchReader(f"{self.path} has no group or durable reader {name!r}")
+        with self.reader(name) as reader:
+            if start == "earliest":
+                reader.rewind()
+            elif isinstance(start, datetime):
+                reader.seek_time(start)
+            else:
+                reader.seek({key: end for key, (_, end) in self.extent().items()})
+            reader.commit()
+
+    def _group_file(self, name: str) -> tuple[Path, int]:
+        self._check_open()
+        return positions.make_directory(self.path) / positions.path_of(self.path, name).with_suffix(SUFFIX).name, MOST_SHARDS
+
+    def _share_of(self, name: str, start: str | datetime, isolation: Isolation) -> HubShare:
+        return HubShare(self, name, _checked_start(start), isolation)
 
     def reader(self, name: str, start: str | datetime = "earliest", *, isolation: Isolation = "appended") -> HubReader:
         """Open the durable reader `name`: it keeps a position in every shard, resumes there next time, and is open only once.

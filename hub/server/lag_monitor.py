@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hub.protocol.status import ReaderStatus
+from hub.protocol.status import MemberStatus, ReaderStatus
+from hub.root import positions
 from hub.root.holds import RetentionHolds
 from hub.root.store import ShardSizes
 from kvspool import system
+from kvspool.groups.files import SUFFIX
+from kvspool.groups.stats import look
+from shard import route
 
 INTERVAL = 10.0  # seconds between two checks
 
@@ -17,6 +21,7 @@ class LagMonitor:
 
     def __init__(self, root: Path) -> None:
         self.statuses: list[ReaderStatus] = []
+        self._root = root
         self._holds = RetentionHolds(root)
         self._looks_at = 0.0
 
@@ -37,4 +42,15 @@ class LagMonitor:
                     place = places.get((client, index))
                     if place is not None or not owner:
                         lags[name] += max(0, one.next - max(one.first, 0 if place is None else place.sequence))
-        self.statuses = [ReaderStatus(name=name, lag=lag) for name, lag in lags.items()]
+        keys = {route.directory_name(client, _bits(found), index): (client, index) for client, found in sizes.items() for index in found}
+        self.statuses = [ReaderStatus(name=name, lag=lag, members=self._members(name, keys)) for name, lag in lags.items()]
+
+    def _members(self, name: str, shards: dict[str, positions.Key]) -> list[MemberStatus]:
+        """Return the members of the group with a reader's name; none of a damaged one, which `kvspool group` reports."""
+        found = look(positions.path_of(self._root, name).with_suffix(SUFFIX), shards)
+        return [MemberStatus(process=one.process, joined=one.joined, shards=len(one.shards)) for one in found.members] if found else []
+
+
+def _bits(shards: dict[int, ShardSizes]) -> int:
+    """Return the bits of a client's set by the number of its shards."""
+    return max(0, len(shards) - 1).bit_length()

@@ -71,7 +71,7 @@ class HubCollector(Collector):
         yield from self._hub()
         yield from self._disk()
         yield from self._client_metrics()
-        yield self._readers()
+        yield from self._readers()
         yield from self._pipelines()
 
     def _hub(self) -> Iterator[Metric]:
@@ -115,11 +115,17 @@ class HubCollector(Collector):
         refused = [((name,), client.refused) for name, client in self._clients]
         yield _by_reason("client_batches_refused", "Batches that were refused.", refused, "client")
 
-    def _readers(self) -> Metric:
+    def _readers(self) -> Iterator[Metric]:
         lag = GaugeMetricFamily("kvspool_hub_reader_lag_records", "Records that a durable reader hasn't committed yet.", labels=["reader"])
         for name, reader in sorted({reader.name: reader for reader in self._status.readers}.items())[:MOST_READERS]:
             lag.add_metric([name], reader.lag)
-        return lag
+        yield lag
+        text = "Members of a group of processes that shares the shards under a reader's name."
+        members = GaugeMetricFamily("kvspool_hub_group_members", text, labels=["group"])
+        for reader in self._status.readers[:MOST_READERS]:
+            if reader.members:
+                members.add_metric([reader.name], len(reader.members))
+        yield members
 
     def _pipelines(self) -> Iterator[Metric]:
         found = sorted({one.name: one for one in self._status.pipelines}.items())[:MOST_PIPELINES]

@@ -22,6 +22,7 @@ from kvspool.cli import (
     create,
     doctor,
     export,
+    group,
     import_,
     mv,
     output,
@@ -42,7 +43,7 @@ from kvspool.cli import (
 from kvspool.errors import KvspoolError
 
 COMMANDS = (
-    *(create, append, sync, read, tail, export, import_, copy, readers, producers, trim),
+    *(create, append, sync, read, tail, export, import_, copy, readers, group, producers, trim),
     *(resize, mv, rm, stats, verify, repair, salvage, archive, doctor),
 )
 

@@ -18,6 +18,8 @@ from kvspool.kernel.wakeups import Waiting
 from kvspool.system.handles import Handle
 
 if TYPE_CHECKING:
+    import asyncio
+
     from inotify_simple import INotify
 
 # The flags of inotify(7).
@@ -68,6 +70,24 @@ class Watcher(Waiting, Handle):
                 if self._keys.pop(descriptor, self) is not self and notifier is not None and is_ours:
                     system.port.remove_watch(notifier, descriptor)
 
+    async def sleep(self, timeout: float) -> None:
+        """Sleep in a task until there are events to `wait` for, or another thread closes the watcher; at most `timeout` seconds."""
+        import asyncio
+
+        loop = asyncio.get_running_loop()
+        woken: asyncio.Future[None] = loop.create_future()
+        with self._in_use() as notifier:
+            if notifier is None or self.is_blind:
+                await asyncio.sleep(min(timeout, BLIND_POLL))
+                return
+            alarm = loop.call_later(timeout, _wake, woken)
+            loop.add_reader(notifier.fileno(), _wake, woken)
+            try:
+                await woken
+            finally:
+                loop.remove_reader(notifier.fileno())
+                alarm.cancel()
+
     @contextmanager
     def _in_use(self) -> Iterator[INotify | None]:
         """Keep the notifier open during the `with` block, which gets None if it is closed already."""
@@ -97,6 +117,11 @@ class Watcher(Waiting, Handle):
     def __del__(self) -> None:
         if hasattr(self, "_notifier"):  # otherwise `__init__` never ran
             self.close()
+
+
+def _wake(sleeper: asyncio.Future[None]) -> None:
+    if not sleeper.done():
+        sleeper.set_result(None)
 
 
 def _stir(notifier: INotify, descriptors: list[int]) -> None:

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from kvspool import system
 from kvspool.engine import locks
@@ -20,10 +20,13 @@ from kvspool.engine.layout import Layout
 from kvspool.errors import Corruption, NoSuchReader
 from kvspool.journal import sidecars
 from kvspool.journal.format import LAST_SEQUENCE
-from kvspool.journal.offsets import Lease, Offsets, deleted, moved
+from kvspool.journal.offsets import Lease, Offsets, deleted, moved, remove_lease
 from kvspool.options import TIMEOUT
 from kvspool.system import disk
 from kvspool.system.descriptor import Descriptor
+
+if TYPE_CHECKING:
+    from kvspool.groups.share import Fence
 
 INDEX = "index"
 LARGEST = 1 << 24  # largest index that is read, in bytes
@@ -119,7 +122,7 @@ class ConsumerIndex(Offsets):
             raise self._damaged(index)
         return min(index.places().values(), default=None)
 
-    def store(self, name: str, sequence: int) -> None:
+    def store(self, name: str, sequence: int, fence: Fence | None = None) -> None:
         """Set a consumer to a sequence. Raises Corruption for a new one if the index is damaged; LockTimeout."""
         if not 0 <= sequence <= LAST_SEQUENCE:
             raise ValueError(f"a sequence is an unsigned number of 64 bits, not {sequence}")
@@ -130,6 +133,8 @@ class ConsumerIndex(Offsets):
             if id not in places and index.rest:
                 raise self._damaged(index)
             places[id] = sequence
+            if fence is not None:
+                fence()
             self._replace(StoredConsumers(list(places.items()), index.rest), moved(name, sequence))
 
     def updated(self, name: str) -> int:
@@ -142,6 +147,11 @@ class ConsumerIndex(Offsets):
             if places.pop(index.id_of(name), None) is None:
                 raise NoSuchReader(f"{self.directory / INDEX} has no consumer {name!r}")
             self._replace(StoredConsumers(list(places.items()), index.rest), deleted(name))
+
+    def displace(self, name: str, pid: int) -> None:
+        """Do as `Offsets.displace`. Raises LockTimeout while a former member is stopped during its store."""
+        with self._locked():
+            remove_lease(sidecars.reader_lock(self.directory, self._read().id_of(name)), pid)
 
     def take(self, name: str) -> Lease:
         sidecars.prepare(self.directory)

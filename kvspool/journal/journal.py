@@ -451,6 +451,9 @@ class Journal(Log):
             finally:
                 lease.close()
 
+    def displace_reader(self, name: str, pid: int) -> None:
+        self.offsets.displace(name, pid)
+
     # Retention.
 
     @property

@@ -8,18 +8,26 @@ from __future__ import annotations
 
 import os
 import re
+import struct
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvspool import system
 from kvspool.engine import locks
 from kvspool.engine.stats import Consumer
 from kvspool.errors import Corruption, NoSuchReader, ReaderBusy
+from kvspool.groups.fencing import remove_unfinished, replace_fenced
 from kvspool.system import disk, forks
 from kvspool.system.descriptor import Descriptor
 from kvspool.system.handles import Handle
 
+if TYPE_CHECKING:
+    from kvspool.groups.share import Fence
+
 LONGEST_NAME = 200  # bytes, so that the names of its files fit in a directory entry
+_PID = struct.Struct("<Q")  # the content of the file of a lease: its last holder
 _NAME = re.compile(r"[A-Za-z0-9_@][A-Za-z0-9_@.-]*")
 
 
@@ -48,11 +56,22 @@ class Lease(Handle):
     def __init__(self, path: Path, mode: int, name: str) -> None:
         """Take the file's lock. Raises ReaderBusy."""
         self._process = system.port.process_id()
+        while not self._take(path, mode, name):
+            pass
+        forks.register(self)
+
+    def _take(self, path: Path, mode: int, name: str) -> bool:
+        """Take the lock. Return False if the file was replaced meanwhile; see `Offsets.displace`."""
         self._file = Descriptor(path, os.O_RDWR | os.O_CREAT, mode)
         if not system.port.try_lock_file(self._file.number, shared=False):
             self.close()
-            raise ReaderBusy(f"the reader {name!r} is open elsewhere; {path} is locked")
-        forks.register(self)
+            raise ReaderBusy(f"the reader {name!r} is open elsewhere, as a reader or in a group; {path} is locked")
+        ours, there = system.port.status(self._file.number), system.port.look_up(path)
+        if there is not None and (ours.st_ino, ours.st_dev) == (there.st_ino, there.st_dev):
+            system.port.write(self._file.number, _PID.pack(self._process), 0)
+            return True
+        self.close()
+        return False
 
     def forked(self) -> None:
         """Close it in a forked child: otherwise the child would keep the name locked after its parent has ended."""
@@ -72,6 +91,13 @@ class Lease(Handle):
         return self._file.is_closed
 
 
+def remove_lease(path: Path, pid: int) -> None:
+    """Remove the file of a lease that the process `pid` holds, so that others get another one; not that of any other process."""
+    with suppress(FileNotFoundError), Descriptor(path, os.O_RDONLY) as fd:
+        if system.port.read(fd, _PID.size, 0) == _PID.pack(pid):
+            system.port.remove(path)
+
+
 class Offsets(ABC):
     """The durable readers of one journal."""
 
@@ -84,8 +110,12 @@ class Offsets(ABC):
         """Return a reader's position; None if there is no such reader. Raises Corruption."""
 
     @abstractmethod
-    def store(self, name: str, sequence: int) -> None:
-        """Set a reader's position; on disk when it returns."""
+    def store(self, name: str, sequence: int, fence: Fence | None = None) -> None:
+        """Set a reader's position; on disk when it returns. fence: raises Revoked, and then the position does not change."""
+
+    @abstractmethod
+    def displace(self, name: str, pid: int) -> None:
+        """Let others `take` a reader whose lease the process `pid` holds, a former member of its group. Its stores fail by their fence."""
 
     @abstractmethod
     def remove(self, name: str) -> None:
@@ -145,10 +175,17 @@ class OffsetFiles(Offsets):
             )
         return int.from_bytes(data, "big")
 
-    def store(self, name: str, sequence: int) -> None:
+    def store(self, name: str, sequence: int, fence: Fence | None = None) -> None:
         path = self._path(name)
         self._make_directory()
-        disk.replace(path, sequence.to_bytes(8, "big"), self._mode, done=moved(name, sequence))
+        if fence is None:
+            disk.replace(path, sequence.to_bytes(8, "big"), self._mode, done=moved(name, sequence))
+        else:
+            replace_fenced(path, sequence.to_bytes(8, "big"), self._mode, moved(name, sequence), fence)
+
+    def displace(self, name: str, pid: int) -> None:
+        remove_unfinished(self._path(name))
+        remove_lease(self._lock_path(name), pid)
 
     def updated(self, name: str) -> int:
         status = system.port.look_up(self._path(name))

@@ -74,7 +74,7 @@ class JournalReader(Reader):
     def _store(self) -> None:
         if self._committed != self._sequence:
             self._journal.flush_for_commit(self._sequence)  # or a crash of the machine would leave us ahead of the journal
-            self._journal.offsets.store(self.name, self._sequence)
+            self._journal.offsets.store(self.name, self._sequence, self.fence)
             self._committed = self._sequence
             self._journal.committed()
 

@@ -112,6 +112,14 @@ class SpoolReader(Reader):
         return measure(self._slot_files.reader(0, 0), self._place())
 
     def _store(self) -> None:
+        if self.fence is None:
+            self._store_everywhere()
+            return
+        self.fence()
+        self._store_everywhere()
+        self.fence()  # otherwise it was stored in a slot that no reader uses any more; see `displace`
+
+    def _store_everywhere(self) -> None:
         files = self._slot_files
         self._store_in(files)
         machine.fence()
@@ -356,6 +364,33 @@ def no_room(files: SpoolFiles, pinned: Pinned | None, waited: str) -> SpoolFull 
     if pinned is not None:
         return Pinned(f"{files.path}: {pinned}{waited and f', and none became free{waited}'}")
     return SpoolFull(f"{files.path} has no room{waited}: {slowest(files)}")
+
+
+def displace(live: Callable[[], SpoolFiles], name: str, pid: int, timeout: float) -> None:
+    """Move a reader to another slot, since the process `pid` holds the lock of its slot, and may be stopped during a store.
+
+    Its fence is closed already. While it holds the lock of the old slot, no other reader gets that slot, so a late store
+    changes nothing that counts.
+    """
+    with administering(live, timeout) as admin:
+        files = admin.files
+        all_slots = slots.Slots(files.control, files.header.log_id)
+        raw_name = slots.encode_name(name)
+        old = all_slots.find(raw_name)
+        if old is None or old.holder_pid != pid or system.port.try_lock(admin.fd, format.READER_LOCKS + old.number):
+            return
+        commit = old.commit()
+        was_evicted = old.is_evicted(commit)
+        new = admin.lock_free(all_slots)
+        with _appending(files, admin.file, timeout) if files.header.policy else nullcontext():
+            if files.header.policy:
+                all_slots.announce()
+            new.take(raw_name, (commit.position, commit.sequence), commit.updated)
+            if was_evicted:
+                new.evict()
+            for slot in list(all_slots.taken()):
+                if slot.number != new.number and slot.raw_name == raw_name:
+                    slot.release()
 
 
 def delete(live: Callable[[], SpoolFiles], name: str | int, timeout: float) -> None:

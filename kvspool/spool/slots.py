@@ -126,6 +126,15 @@ class Slot:
         """Return whether writers no longer wait for the reader while this is its commit."""
         return bool(self._words[self._at + frames.SLOT_EVICTED] == frames.EVICTED | commit.generation)
 
+    @property
+    def holder_pid(self) -> int:
+        """Return the process that opened it last."""
+        return self._holder()[0]
+
+    def evict(self) -> None:
+        """Under the append lock: let no writer wait for the reader until its next commit."""
+        self._words[self._at + frames.SLOT_EVICTED] = frames.EVICTED | self.commit().generation
+
     def sign(self) -> None:
         """Under the slot's lock: store the holder."""
         for at, word in enumerate(holders.ours()):

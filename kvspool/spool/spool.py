@@ -47,17 +47,16 @@ from kvspool.errors import (
 from kvspool.kernel import frames_py as frames
 from kvspool.kernel.frames import FrameWriter, Single, measure
 from kvspool.keyed import Keys, Packer
-from kvspool.log import Log
 from kvspool.options import DURABILITIES, TIMEOUT, Durability, Isolation, Progress, Start, check_sequence
 from kvspool.producers import BatchTransaction, ColumnPieces, TableLocation
-from kvspool.reader import ReaderStats
 from kvspool.record import Codec, check_codec, decode, encode, encode_key, listed
 from kvspool.spool import format, producing, recovery, search, views
 from kvspool.spool.appending import Appending, Kept, Outdated, Prepared, RingBatch, Row, RowBatch, check_fields, prepared, refuse_larger
 from kvspool.spool.cursor import RingCursor, end_of, refuse_vanished
 from kvspool.spool.durability import SpoolFlusher
 from kvspool.spool.eviction import Eviction
-from kvspool.spool.reader import SpoolReader, delete, listing, no_room
+from kvspool.spool.readable import ReadableSpool
+from kvspool.spool.reader import no_room
 from kvspool.spool.spool_files import SpoolFiles
 from kvspool.system import forks, holders
 
@@ -76,7 +75,7 @@ LOOK_EVERY = 1_000_000_000  # ns after which a writer must check whether its log
 PATIENCE = 5_000_000  # most ns that one step waits for the append lock: signal handlers are delayed for that time
 
 
-class Spool(Single, Log):
+class Spool(Single, ReadableSpool):
     """A handle of a spool; see `Log` for the capabilities of every log.
 
     A forked child reopens only the files; a deleted log stays deleted. `recovery` is the report if opening it had to recover it after a
@@ -304,17 +303,6 @@ class Spool(Single, Log):
     def view(self, sequence: int) -> Iterator[memoryview]:
         with views.view(self.cursor(check_sequence(sequence))) as value:
             yield value
-
-    # Durable readers.
-
-    def reader(self, name: str, start: Start = "earliest", *, isolation: Isolation = "appended") -> SpoolReader:
-        return self._iterations.add(SpoolReader(self._live, name, start, self.timeout, isolation))
-
-    def readers(self) -> list[ReaderStats]:
-        return listing(self._live())
-
-    def delete_reader(self, name: str | int) -> None:
-        delete(self._live, name, self.timeout)
 
     # Maintenance.
 

@@ -9,7 +9,7 @@ raises the plain OSError.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -24,12 +24,21 @@ def read(path: Path, most: int, at: int = 0) -> bytes:
         return system.port.read(fd, most, at)
 
 
-def replace(path: Path, data: bytes, mode: int, *, rights: int | None = None, temporary: Path | None = None, done: str = "") -> None:
+def replace(
+    path: Path,
+    data: bytes,
+    mode: int,
+    *,
+    rights: int | None = None,
+    temporary: Path | None = None,
+    done: str = "",
+    check: Callable[[], None] | None = None,
+) -> None:
     """Replace the contents of a file; on disk when it returns. After a crash it is the old or the new one, whole.
 
     mode: permission bits of the new file, less the umask; rights: the same, regardless of the umask. temporary: its name until then, on the
     same file system; by default `NAME.tmp` next to it. A leftover of a crash is overwritten. Two callers at once may not replace the same
-    file. done: see `flush_directory`. Raises the system's OSError.
+    file. done: see `flush_directory`. check: called before the rename; its error keeps the old file. Raises the system's OSError.
     """
     if temporary is None:
         temporary = path.with_name(f"{path.name}.tmp")
@@ -38,6 +47,8 @@ def replace(path: Path, data: bytes, mode: int, *, rights: int | None = None, te
             system.port.set_mode(fd, rights)
         system.port.write(fd, data, 0)
         system.port.flush(fd)
+    if check is not None:
+        check()
     system.port.rename(temporary, path)
     flush_directory(path.parent, done=done)
 

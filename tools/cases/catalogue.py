@@ -11,6 +11,7 @@ from cases import (
     batches,
     copies,
     flushes,
+    groups,
     growth,
     journals,
     laps,
@@ -73,6 +74,8 @@ def _every() -> Iterator[Case]:
     yield _case("queue-durable", queues.durable)
     for codec in tables.BARS:
         yield _case(f"table-append-{codec}", tables.appended, codec, is_asked=True)
+    yield _case("tasks-group", groups.shared)
+    yield _case("tasks-group-takeover", groups.takeover)
     yield _case("growth-capacity", growth.capacities, is_asked=True)
     yield _case("growth-readers", growth.readers, is_asked=True)
     for name in ("ingest", "disk", "latency", "resume", "list"):

@@ -445,9 +445,10 @@ function showReaders({ readers }) {
   const body = by("readers").querySelector("tbody");
   while (body.rows.length > readers.length) body.lastChild.remove();
   readers.forEach((reader, index) => {
-    const row = body.rows[index] || body.appendChild(make("tr", {}, make("td"), make("td", { class: "number" })));
+    const row = body.rows[index] || body.appendChild(make("tr", {}, make("td"), make("td", { class: "number" }), make("td")));
     say(row.cells[0], reader.name);
     say(row.cells[1], count(reader.lag));
+    say(row.cells[2], reader.members.map((one) => `${one.process}: ${count(one.shards)} shards`).join("; ") || "-");
   });
 }
 

@@ -1,0 +1,104 @@
+"""`kvspool group`: show the groups of a log, a shard set or a hub root, or reset one."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from kvspool.cli import options, output, plugins
+from kvspool.cli.options import BadInput
+from kvspool.cli.stats import when
+from kvspool.engine import sizes
+from kvspool.errors import KvspoolError, NoSuchReader
+from kvspool.groups.verb import HasGroups
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from kvspool.groups.stats import GroupStats
+
+NAME = "group"
+SUMMARY = "show the groups of processes that share a log, a shard set or a hub root"
+DESCRIPTION = """\
+Show groups: the processes that share the shards of a log, a shard set or a hub root, since when, their shards, and the lag of the group in
+records, bytes and seconds. With --json one object for each group, with the field names of the library. A group without members is shown,
+too: its positions are those of the durable reader of its name."""
+EXAMPLES = """\
+  kvspool group root
+  kvspool group root billing --json | jq .lag.records
+  kvspool group root billing --reset earliest                  it must have no member
+  kvspool group root billing --reset 2026-01-31T12:00:00Z"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    options.add_path(parser, "the log, shard set or hub root")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="the group (default: all)")
+    options.add_json(parser, "one JSON object for each group")
+    parser.add_argument("--reset", metavar="START", help="move the group to earliest, latest, or an ISO time; it must have no member")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the groups, or reset one."""
+    with plugins.opened(arguments.path, arguments.plugins) as log:
+        if not isinstance(log, HasGroups):
+            raise BadInput(f"{arguments.path} is a queue; queues have no groups")
+        if arguments.reset is not None:
+            _reset(log, arguments.name, arguments.reset)
+            return 0
+        found = [one for one in log.groups() if arguments.name in (None, one.name)]
+    if arguments.name is not None and not found:
+        raise NoSuchReader(f"{arguments.path} has no group {arguments.name!r}")
+    if arguments.json:
+        for one in found:
+            output.print_json(one)
+    else:
+        for one in found:
+            _print(one)
+        if not found:
+            print(f"{output.escape(str(arguments.path))} has no group")
+    return 0
+
+
+def _reset(log: Any, name: str | None, text: str) -> None:
+    if name is None:
+        raise BadInput("--reset needs the NAME of a group")
+    try:
+        start = options.start(text)
+        if isinstance(start, int):
+            raise BadInput("each shard has its own sequences: reset a group to earliest, latest, or a time")
+        log.reset_group(name, start)
+    except KvspoolError:
+        raise
+    except (ValueError, argparse.ArgumentTypeError) as error:
+        raise BadInput(str(error)) from error
+    print(output.escape(f"the group {name!r} continues at {text}"))
+
+
+def _print(one: GroupStats) -> None:
+    lag = one.lag
+    words = "unknown" if lag is None else f"{lag.records:,} records, {sizes.show(lag.bytes or 0)}, {lag.seconds or 0:,.1f} s"
+    print(output.escape(f"{one.name}: {len(one.members)} members, {one.shards} shards, {len(one.unowned)} without an owner; lag {words}"))
+    if one.problem:
+        print(output.escape(one.problem))
+    if one.members:
+        output.console().print(_table(one))
+
+
+def _table(one: GroupStats) -> Table:
+    """Return a row for each member."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(header_style="bold cyan")
+    for title in ("process", "joined", "max silence", "shards", "which"):
+        table.add_column(title, justify="right" if title == "shards" else "left", overflow="fold")
+    for member in one.members:
+        silence = "-" if member.max_silence is None else f"{member.max_silence:g} s"
+        cells = [member.process, when(member.joined), silence, str(len(member.shards)), ", ".join(map(_shown, member.shards))]
+        table.add_row(*(Text(output.escape(cell)) for cell in cells))
+    return table
+
+
+def _shown(shard: Any) -> str:
+    return f"{shard[0]}/{shard[1]}" if isinstance(shard, tuple) else str(shard)
