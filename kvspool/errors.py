@@ -35,6 +35,8 @@
     |-- ReaderBusy              another process or thread has this durable reader open
     |-- NoSuchReader            the log has no durable reader of this name (also LookupError)
     |-- TooManyReaders          every reader slot is in use
+    |-- Revoked                 a silent member of a group has lost its shards
+    |-- TooManyMembers          a group has its largest number of members
     |-- BatchChanged            a partly stored batch was repeated with other records
     |-- BatchOutOfOrder         a batch before the last begun one (also ValueError)
     |-- TooManyPieces           a batch was interrupted too often

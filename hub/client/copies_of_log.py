@@ -1,4 +1,4 @@
-"""What the hubs of a client have of its logs: when enough of them have stored a record, and records that only they still have."""
+"""The copies of a client's logs at its hubs: when enough hubs have stored a record, and records that only hubs still have."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 Degraded = Literal["wait", "continue"]
-"""What a missing hub means: its acknowledgement is waited for, or those of the connected hubs are enough."""
+"""While a hub is away, shippers wait for its acknowledgement, or those of the connected hubs are enough."""
 
 SURE = frozenset(("gap", "ends", "lacks"))  # answers that a hub doesn't have a record
 TIMEOUT = 5.0  # seconds for a hub to answer; meanwhile the log that lacks records is not sent to another hub
@@ -40,7 +40,7 @@ class Sender(Protocol):
     def shipped(self) -> int: ...
 
 
-class Member(Protocol):
+class ReceivingHub(Protocol):
     """A hub of the client."""
 
     @property
@@ -73,13 +73,13 @@ class Copies:
         self._degraded = degraded
         self._security = security
         self._may_lose = may_lose
-        self._members: Sequence[Member] = ()
+        self._members: Sequence[ReceivingHub] = ()
 
     def is_shared(self, reader: str) -> bool:
         """Return whether a durable reader is that of one of these hubs."""
         return reader in self._readers
 
-    def begin(self, members: Sequence[Member]) -> None:
+    def begin(self, members: Sequence[ReceivingHub]) -> None:
         """Use these hubs, once all of their senders exist."""
         self._members = members
 
@@ -140,6 +140,6 @@ class _NoHubHasMore(Exception):
     """No hub has the next record, or a later one."""
 
 
-def _senders(member: Member, index: int, log: bytes) -> Iterable[Sender]:
+def _senders(member: ReceivingHub, index: int, log: bytes) -> Iterable[Sender]:
     """Return the sender of a log to a hub, if that is sent this log now."""
     return [sender for sender in member.senders[index : index + 1] if sender.id == log]

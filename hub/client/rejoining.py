@@ -1,4 +1,4 @@
-"""Bring the root of a hub up to date from another hub, before it serves shippers: a new root, one that was away, or a mirror."""
+"""Bring the root of a hub up to date from another hub: a new root, one that was away, or a mirror."""
 
 from __future__ import annotations
 

@@ -13,9 +13,9 @@ State = Literal["connecting", "connected", "degraded", "waiting", "stopped", "fa
 class SenderStatus(msgspec.Struct, frozen=True):
     """The state of one shipped log.
 
-    sent: records sent, repeated ones counted again; acknowledged: the hub has stored every sequence below it; behind: records that the hub
-    has not stored; lost: sequences that were overwritten before they were sent; error: why the log is not shipped now. Of several hubs,
-    acknowledged and behind count a record once enough hubs have it.
+    sent: records sent, repeated ones counted again; acknowledged: the hub has stored every sequence below it. Records that the hub has not
+    stored are `behind`. lost: sequences that were overwritten before they were sent; error: why the log is not shipped now. Of several
+    hubs, enough must have a record until it counts as stored.
     """
 
     shard: int
