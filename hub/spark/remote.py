@@ -119,9 +119,14 @@ class HubShards:
                 self._extents, self._in_vain = None, 0
             waiting = self._missing()
             if not waiting:
-                extents = self._look()
-                if not (waiting := self._doubtful(extents)):
-                    return extents
+                try:
+                    extents = self._look()
+                except Conflict:
+                    if not (waiting := [hub for hub in self._hubs if hub.outage.is_away and len(self._hubs) > 1]):
+                        raise  # no hub that is away can show the order of the logs
+                else:
+                    if not (waiting := self._doubtful(extents)):
+                        return extents
             wait_for([self._asking[hub] for hub in waiting if hub in self._asking])
             self._check_patience(waiting)
             due = min(hub.outage.retry_at for hub in waiting)
