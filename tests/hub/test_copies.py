@@ -6,6 +6,7 @@ import itertools
 import shutil
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
