@@ -24,7 +24,7 @@ import msgspec
 from hub.client import timeline
 from hub.client.outage import FIRST_BACKOFF, LATER, Outage
 from hub.client.timeline import Table
-from hub.errors import Conflict, HubError, HubFull, NotAllowed, NotFound, QuotaExceeded, ShardDamaged, Unreachable
+from hub.errors import Conflict, HubError, HubFull, NotAllowed, NotFound, QuotaExceeded, ShardDamaged, Unexpected, Unreachable
 from hub.protocol import reading
 from hub.protocol.reading import ShardState, Ticket
 from hub.spark import offsets
@@ -119,9 +119,14 @@ class HubShards:
                 self._extents, self._in_vain = None, 0
             waiting = self._missing()
             if not waiting:
-                extents = self._look()
-                if not (waiting := self._doubtful(extents)):
-                    return extents
+                try:
+                    extents = self._look()
+                except Conflict:
+                    if not (waiting := [hub for hub in self._hubs if hub.outage.is_away and len(self._hubs) > 1]):
+                        raise  # no hub that is away can show the order of the logs
+                else:
+                    if not (waiting := self._doubtful(extents)):
+                        return extents
             wait_for([self._asking[hub] for hub in waiting if hub in self._asking])
             self._check_patience(waiting)
             due = min(hub.outage.retry_at for hub in waiting)
@@ -322,7 +327,7 @@ class _Hub:
         self._everything_at = 0.0
         self._answered = 0.0  # when it last answered, in seconds since 1970
         self._hub: OneHub | None = None
-        self._reader = _Reader(endpoint.location, reader, tables) if reader is not None else None
+        self._reader = _Reader(endpoint.location, reader, tables, is_alone=is_alone) if reader is not None else None
 
     def look(self, wait: float) -> bool:
         """Ask for changes, and wait up to `wait` seconds for one. Return whether there was any.
@@ -479,8 +484,9 @@ class _Hub:
 class _Reader(Handle):
     """The durable reader of a query at one hub. Its positions are the hub's sequences; noted ones are those of the timeline."""
 
-    def __init__(self, location: str, name: str, tables: Mapping[ShardKey, Table]) -> None:
+    def __init__(self, location: str, name: str, tables: Mapping[ShardKey, Table], *, is_alone: bool) -> None:
         self._location = location
+        self._is_alone = is_alone
         self._name = name
         self._tables = tables
         self._lock = threading.RLock()
@@ -522,6 +528,11 @@ class _Reader(Handle):
             hub.commit(self._name, {(key.topic, key.partition): at for key, at in places.items()})
         except Conflict as error:
             _logger.warning("%s: the durable reader %s is moved later: %s", self._location, self._name, error)
+            return
+        except Unexpected as error:
+            if self._is_alone:
+                raise
+            _logger.warning("%s has lost records, so the durable reader %s is moved later: %s", self._location, self._name, error)
             return
         except NotAllowed as error:
             raise NotAllowed(f"[KVSPOOL_NOT_ALLOWED] {self._location}: {error}") from None

@@ -56,7 +56,7 @@ class History:
 
 
 def log_id(log: int) -> bytes:
-    return b"%015d%d" % (0, log)
+    return b"%d%015d" % (log, 0)  # a checkpoint has the first four bytes
 
 
 @st.composite

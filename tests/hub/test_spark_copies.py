@@ -185,8 +185,8 @@ class World:
             self.ship_all(one)
 
     def run(self) -> None:
-        if not self.query.checkpoint:
-            self.settle()  # a new query begins with the records of the hubs that answer
+        if not self.query.rows:
+            self.settle()  # a new query, and a new client, begin with the records of the hubs that answer
         try:
             self.query.run()
         except (Unreachable, Unexpected) as error:  # a batch was planned with the records of a hub that is down, or has lost them
