@@ -14,9 +14,13 @@ pytest.importorskip("mypy")
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 GIVEN = {
+    "database": "import sqlite3; database: sqlite3.Connection",
+    "deltalake": "import deltalake",
     "df": "from typing import Any; df: Any = None",
     "duckdb": "import duckdb",
     "fetch": "from typing import Any; fetch: Any = None",
+    "handle": "from typing import Any; handle: Any = None",
+    "hub": "import hub, hub.spark",
     "itertools": "import itertools",
     "kvspool": "import kvspool",
     "log": "from kvspool import Log; log: Log",
