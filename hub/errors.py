@@ -17,6 +17,7 @@
         |-- RootInUse           another hub serves this root
         |-- Unreachable         the hub can't be reached
         |   `-- Silent          the hub was reached, but doesn't answer
+        |-- CopyUnreachable     a hub that can't be asked may have a record that the log no longer has
         |-- AccessError         the access file, or another secret file, can't be used
         `-- CertificateError    a certificate or its key can't be used, or exists already
 """

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 from hub import HubRoot
 from hub.cli import security
 from hub.cli.ship import location
-from hub.root.draining import set_draining
-from hub.root.store import PRIVATE
 from kvspool import system
 from kvspool.cli import options, output
 from kvspool.cli.options import BadInput
@@ -151,6 +149,9 @@ def _promote(arguments: argparse.Namespace) -> int:
 
 def _drain(arguments: argparse.Namespace) -> int:
     """Refuse records, and wait until other hubs have all of them."""
+    from hub.root.draining import set_draining
+    from hub.root.store import PRIVATE
+
     if arguments.undo and arguments.others:
         raise BadInput("--undo takes no other hubs")
     secure = security.load(arguments)

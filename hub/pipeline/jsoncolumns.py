@@ -68,4 +68,6 @@ def _column(column: pa.Array, field: SchemaField) -> pa.Array:
         column = pa.concat_arrays(column.chunks)
     if kind.name == "timestamp" and not pc.all(pc.match_substring_regex(column, _TIME), skip_nulls=True, min_count=0).as_py():
         raise pa.ArrowInvalid("another notation of times")
+    if pa.types.is_floating(column.type) and not pc.all(pc.is_finite(column), skip_nulls=True, min_count=0).as_py():
+        raise pa.ArrowInvalid("NaN and Infinity are no JSON")
     return column.cast(kind.arrow, safe=kind.name != "float")

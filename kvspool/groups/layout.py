@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from hashlib import blake2b
 from typing import Annotated, NamedTuple
 
 from kvspool.engine.layout import Layout
@@ -112,6 +111,8 @@ class GroupState(NamedTuple):
 
 def digest(name: str) -> bytes:
     """Return the digest of a shard's name."""
+    from hashlib import blake2b  # not loaded with each log
+
     return blake2b(name.encode(), digest_size=16).digest()
 
 

@@ -473,7 +473,7 @@ def is_log(path: str | os.PathLike[str]) -> bool:
 
 
 def _is_queue(path: Path) -> bool:
-    if not path.is_file():
+    if not os.path.isfile(path):  # also false for a name that is too long
         return False
     import_whole("kvspool.queue")
     from kvspool.queue import is_queue
