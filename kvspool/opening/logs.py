@@ -420,6 +420,8 @@ def _open(
         _refuse_limits("spool", limits)
         system.refuse_unfit_host()
         return Spool(SpoolFiles(target, allow_unsafe_fs=allow_unsafe_fs), timeout, durability, sync_interval)
+    if not os.path.lexists(target):  # or it is too long for a name
+        raise LogNotFound(f"{target} does not exist; kvspool.create creates a log")
     if _is_queue(target):
         raise NotALog(f"{target} is a queue, not a log: kvspool.queue.open opens it")
     import_whole("kvspool.journal")

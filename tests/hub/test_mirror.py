@@ -497,9 +497,9 @@ def test_a_log_that_was_recreated_at_the_source_is_refused(source: Path, server:
 
 def test_a_source_that_has_forgotten_a_generation_is_refused(source: Path, server: HubServer, tmp_path: Path) -> None:
     logs = [Generation("00" * 16, 0), Generation("11" * 16, 40)]
-    (source / "EWR" / GENERATIONS).write_bytes(msgspec.json.encode(logs))
+    disk.replace(source / "EWR" / GENERATIONS, msgspec.json.encode(logs), 0o600)
     pull(server.location, tmp_path / "mirror")
-    (source / "EWR" / GENERATIONS).write_bytes(msgspec.json.encode(logs[:1]))
+    disk.replace(source / "EWR" / GENERATIONS, msgspec.json.encode(logs[:1]), 0o600)
     assert "2 logs" in refused(server.location, tmp_path / "mirror", Restored)
 
 
