@@ -705,7 +705,7 @@ def test_targets_and_notes_are_for_their_owner_alone(tmp_path: Path) -> None:
     make(tmp_path / "source", "kvj", first=5)
     copied(tmp_path, "spool")
     assert (tmp_path / ".target.copy").stat().st_mode & 0o777 == 0o700
-    assert (tmp_path / ".target.copy" / note.NAME).stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / ".target.copy" / note.NOTE).stat().st_mode & 0o777 == 0o600
     assert targets.exists(tmp_path / "target")
 
 

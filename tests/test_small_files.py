@@ -114,7 +114,7 @@ def test_a_segment_larger_than_any_file_is_refused_before_anything_is_made(tmp_p
 def test_whatever_the_note_of_a_copy_holds_is_read_or_named(tmp_path: Path) -> None:
     with note.locked(tmp_path / "copy") as notes:
         notes.store(note.Note(source=["a", "b"], sequence=7, at=[1, 2]))
-        file = notes.directory / note.NAME
+        file = notes.directory / note.NOTE
         for what, data in garbage.of_json(file.read_bytes(), note.LARGEST):
             file.write_bytes(data)
             try:
