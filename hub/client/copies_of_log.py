@@ -12,9 +12,11 @@ from hub.client.copies import Answer, Copy, CopyReader
 from hub.client.one_hub import OneHub
 from hub.client.outage import Outage
 from hub.errors import CopyUnreachable
+from hub.protocol.ingest import LAST
 from hub.protocol.reading import Generation, Ticket
 from hub.root import columns
 from hub.root.columns import SequencedBatch
+from kvspool import system
 from kvspool.record import Gap
 from kvspool.system.handles import close_all
 
@@ -25,19 +27,30 @@ Degraded = Literal["wait", "continue"]
 """While a hub is away, shippers wait for its acknowledgement, or those of the connected hubs are enough."""
 
 SURE = frozenset(("gap", "ends", "lacks"))  # answers that a hub doesn't have a record
+LOOK = 0.02  # seconds between two questions for a record that is on its way
 TIMEOUT = 5.0  # seconds for a hub to answer; meanwhile the log that lacks records is not sent to another hub
 
 
 class Sender(Protocol):
-    """The sender of one log to one hub. acked: the hub has every sequence below it; shipped: it may have those below it."""
+    """The sender of one log to one hub. acked: the hub has every sequence below it; shipped: it may have those below it, or get them.
+
+    coming: those below it may be on their way. is_quiet: nothing is on its way to the hub. error: why the log is not sent now.
+    """
 
     index: int
     location: str
     id: bytes
     acked: int
+    error: Exception | None
 
     @property
     def shipped(self) -> int: ...
+
+    @property
+    def coming(self) -> int: ...
+
+    @property
+    def is_quiet(self) -> bool: ...
 
 
 class ReceivingHub(Protocol):
@@ -57,18 +70,19 @@ class Copies:
         self,
         client: str,
         locations: Sequence[str],
+        chosen: Sequence[str],
         acks: int,
         degraded: Degraded,
         security: Callable[[], Security],
         *,
         may_lose: bool = False,
     ) -> None:
-        """locations: all hubs that may have the records. acks: hubs that have to store a record. may_lose: don't wait for records that only
-        an unreachable hub may have.
+        """locations: all hubs that may have the records. chosen: those that get a copy. acks: hubs that have to store a record. may_lose:
+        don't wait for records that only an unreachable hub may have.
         """
         self._client = client
         self._locations = list(locations)
-        self._readers = {hubs.reader_name(location) for location in locations}
+        self._readers = {hubs.reader_name(location) for location in chosen}
         self.acks = acks
         self._degraded = degraded
         self._security = security
@@ -76,7 +90,7 @@ class Copies:
         self._members: Sequence[ReceivingHub] = ()
 
     def is_shared(self, reader: str) -> bool:
-        """Return whether a durable reader is that of one of these hubs."""
+        """Return whether a durable reader is that of one of the chosen hubs."""
         return reader in self._readers
 
     def begin(self, members: Sequence[ReceivingHub]) -> None:
@@ -85,10 +99,16 @@ class Copies:
 
     def safe(self, index: int, log: bytes) -> int:
         """Return the sequence of a log below which enough hubs have stored every record. 0 without any hub that counts."""
-        counted = [one for one in self._members if self._degraded == "wait" or one.is_connected]
-        acked = sorted((sender.acked for one in counted for sender in _senders(one, index, log)), reverse=True)
+        counted = [list(_senders(one, index, log)) for one in self._members if self._counts(one, index)]
+        acked = sorted((sender.acked for senders in counted for sender in senders), reverse=True)
         acked += [0] * (len(counted) - len(acked))  # a hub that is still sent another log
         return acked[min(self.acks, len(counted)) - 1] if counted else 0
+
+    def _counts(self, member: ReceivingHub, index: int) -> bool:
+        """Return whether a hub's acknowledgement of a log is waited for. With "continue": only while it is sent there."""
+        if self._degraded == "wait":
+            return True
+        return member.is_connected and all(sender.error is None for sender in member.senders[index : index + 1])
 
     def reached(self, sender: Sender) -> int:
         """Return the sequence of a sender's log that the log may forget all before: its hub has them, or enough hubs have."""
@@ -97,14 +117,31 @@ class Copies:
     def records(self, sender: Sender, first: int, end: int) -> Iterator[SequencedBatch]:
         """Yield those of the records first..end-1 of a sender's log that another hub has, in order.
 
-        Records that no hub can have are left out at once. Raises CopyUnreachable if a hub that doesn't answer may have the next one.
+        Records that no hub can have are left out at once. Raises CopyUnreachable if a hub that doesn't answer may have the next one, or if
+        that doesn't arrive at a hub that is being sent it.
         """
-        others = [one for member in self._members for one in _senders(member, sender.index, sender.id) if one is not sender]
-        end = min(end, max((one.shipped for one in others), default=0))
-        if first < end:
-            yield from self._read(sender, [location for location in self._locations if location != sender.location], first, end)
+        end = min(end, max([sender.shipped, *self._shipped(sender)]))
+        locations = [location for location in self._locations if location != sender.location]
+        while first < end and locations:
+            away: set[str] = set()
+            for item in self._read(sender, locations, first, end, away):
+                first = item.end
+                yield item
+            if not away:
+                return
+            locations = [location for location in locations if location not in away]  # their records count as lost
 
-    def _read(self, sender: Sender, locations: list[str], first: int, end: int) -> Iterator[SequencedBatch]:
+    def _shipped(self, sender: Sender) -> list[int]:
+        """Return the sequence below which each other hub may have records; all, if it is not known to be sent this log."""
+        found = []
+        for member in self._members:
+            senders = list(_senders(member, sender.index, sender.id))
+            if sender not in senders:
+                found += [one.shipped for one in senders] or [LAST]
+        return found
+
+    def _read(self, sender: Sender, locations: list[str], first: int, end: int, away: set[str]) -> Iterator[SequencedBatch]:
+        """Yield records of other hubs, up to the first one that none has; with `may_lose`, name hubs that don't answer in `away`."""
         opened: list[OneHub] = []
 
         def copy(location: str) -> Copy:
@@ -114,26 +151,55 @@ class Copies:
 
             return Copy(location, Outage(location), connect)
 
+        copies = [copy(location) for location in locations]
         ticket = Ticket(self._client, sender.index, coded=True)
         table = (Generation(sender.id.hex(), 0),)  # so that sequences are those of the log
-        reader = CopyReader(ticket, table, [copy(location) for location in locations], self._refuse)
+        until = system.port.monotonic() + TIMEOUT
+
+        def wait(at: int, answers: Mapping[Copy, Answer]) -> None:
+            unsure = {copy.location: answer.why for copy, answer in answers.items() if answer.what not in SURE}
+            if not unsure and self._is_coming(sender, at):
+                self._pause(at, until)
+                return
+            away.update(unsure)
+            if unsure and not self._may_lose:
+                raise CopyUnreachable(
+                    f"the log no longer has sequence {at}, and a hub that can't be asked may have it "
+                    f"({'; '.join(f'{location}: {why}' for location, why in unsure.items())}). "
+                    "The log waits for that hub. If it is lost for good, accept the loss: kvspool ship --accept-loss"
+                )
+            raise _NoHubHasMore
+
         try:
-            with suppress(_NoHubHasMore), closing(reader.read(first, end)) as items:
-                for item in items:
-                    if not isinstance(item, Gap):
-                        yield SequencedBatch(item.first, item.batch.select(columns.SCHEMA.names))
+            with suppress(_NoHubHasMore):
+                while first < end:
+                    is_coming = False
+                    with closing(CopyReader(ticket, table, copies, wait).read(first, end)) as items:
+                        for item in items:
+                            is_coming = isinstance(item, Gap) and self._is_coming(sender, item.first, item.last)
+                            if is_coming:
+                                break
+                            if isinstance(item, Gap):
+                                first = item.last + 1
+                            else:
+                                first = item.end
+                                yield SequencedBatch(item.first, item.batch.select(columns.SCHEMA.names))
+                                until = system.port.monotonic() + TIMEOUT
+                    if is_coming:
+                        self._pause(first, until)
         finally:
             close_all(opened)
 
-    def _refuse(self, at: int, answers: Mapping[Copy, Answer]) -> None:
-        """Raise CopyUnreachable if a hub that gave no answer may have a record, _NoHubHasMore otherwise."""
-        unsure = [f"{copy.location}: {answer.why}" for copy, answer in answers.items() if answer.what not in SURE]
-        if unsure and not self._may_lose:
-            raise CopyUnreachable(
-                f"the log no longer has sequence {at}, and a hub that can't be asked may have it ({'; '.join(unsure)}). The log waits for "
-                "that hub. If it is lost for good, accept the loss: kvspool ship --accept-loss"
-            )
-        raise _NoHubHasMore
+    def _is_coming(self, sender: Sender, first: int, last: int | None = None) -> bool:
+        """Return whether another hub is being sent one of the records first..last, and may not have it yet; last None: only `first`."""
+        others = [one for member in self._members for one in _senders(member, sender.index, sender.id) if one is not sender]
+        return any(not one.is_quiet and one.coming > first and one.acked <= (first if last is None else last) for one in others)
+
+    def _pause(self, at: int, until: float) -> None:
+        """Wait for a record that is being sent to another hub. Raises CopyUnreachable after `until`."""
+        if system.port.monotonic() > until:
+            raise CopyUnreachable(f"the log no longer has sequence {at}, which is on its way to another hub; it is asked for again later")
+        system.port.sleep(LOOK)
 
 
 class _NoHubHasMore(Exception):

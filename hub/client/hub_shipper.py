@@ -15,8 +15,8 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -52,6 +52,7 @@ MOST_PATIENCE = 64  # times `silence`: the longest wait for an answer over a slo
 KEEP_ALIVE = 1.0  # seconds between two heartbeats of the durable readers during an outage
 logger = logging.getLogger("kvspool.ship")
 
+
 class HubShipper(Handle):
     """Ships one log or one shard set to one hub as the client `client`. `run` ships in the calling thread until `stop` is called."""
 
@@ -81,7 +82,7 @@ class HubShipper(Handle):
         self.batch_bytes = batch_bytes
         self.window = window
         self._silence = silence
-        self._pulse = KEEP_ALIVE if copies is None else COMMIT_INTERVAL  # copies: writers may wait for what the other hubs have stored
+        self._has_pulse = copies is None  # with several hubs, `Shipper` sends the heartbeats of all, also of those that have ended
         logs = open_source(Path(os.path.abspath(source)))
         self.senders: list[LogSender] = []
         try:
@@ -93,7 +94,6 @@ class HubShipper(Handle):
                 log.close()
             raise
         self._stop = threading.Event()
-        self._has_ended = threading.Event()
         self._state: State = "connecting"
         self._error = ""
         self._outages = 0
@@ -110,18 +110,13 @@ class HubShipper(Handle):
         or of a shard that is damaged at the hub. Raises the error of the first log that can't be shipped: when no log can be shipped any
         more, or, with `until_empty`, when the others are done.
         """
-        pulse = threading.Thread(target=self._keep_alive, name="kvspool pulse", daemon=True)
-        self._has_ended.clear()
-        pulse.start()
         try:
-            self._run(until_empty)
+            with pulse([self], KEEP_ALIVE) if self._has_pulse else nullcontext():
+                self._run(until_empty)
             self._state = "stopped"
         except BaseException:
             self._state = "failed"
             raise
-        finally:
-            self._has_ended.set()
-            pulse.join()
 
     def _run(self, until_empty: bool) -> None:
         failures, patience = 0, 1
@@ -230,11 +225,10 @@ class HubShipper(Handle):
         self._retry_at = system.port.monotonic() + seconds
         self._stop.wait(seconds)
 
-    def _keep_alive(self) -> None:
-        """Send heartbeats of the durable readers during any wait, so that a hub that hangs doesn't cost them their held records."""
-        while not self._has_ended.wait(self._pulse):
-            for sender in self.senders:
-                sender.keep_alive()
+    def keep_alive(self) -> None:
+        """Send a heartbeat of each durable reader; see `LogSender.keep_alive`."""
+        for sender in self.senders:
+            sender.keep_alive()
 
     def counted(self, size: int) -> None:
         """Count a sent batch."""
@@ -271,6 +265,28 @@ class HubShipper(Handle):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+@contextmanager
+def pulse(shippers: Sequence[HubShipper], interval: float) -> Iterator[None]:
+    """Send heartbeats of the durable readers inside the `with` block, so that a hub that hangs doesn't cost them their held records.
+
+    interval: seconds between two heartbeats.
+    """
+    has_ended = threading.Event()
+
+    def send() -> None:
+        while not has_ended.wait(interval):
+            for one in shippers:
+                one.keep_alive()
+
+    thread = threading.Thread(target=send, name="kvspool pulse", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        has_ended.set()
+        thread.join()
 
 
 class ShipSession(Handle):

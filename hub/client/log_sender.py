@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 LOOK_AGAIN = 1.0  # seconds between two checks whether a deleted log was recreated
 TRY_AGAIN = 10.0  # seconds until a retry after an error on this host; all senders begin a new call then
 ASK_AGAIN = 60.0  # seconds until a retry after a shard was damaged at the hub
+SETTLES = 2.0  # seconds after a call during which the hub may store what had arrived
 PATIENCE = 1.0  # seconds to wait for a log's lock; meanwhile no other log of the shipper is sent
 RESTORED_AFTER = 10_000_000_000  # ns after a heartbeat of the durable reader during which its process may have sent records
 
@@ -67,6 +68,7 @@ class LogSender(Handle):
         self.retry_at: float | None = None  # when to retry after the error; None: never
         self._name = hubs.reader_name(location)
         self._lock = threading.Lock()  # of the reader, because two threads commit
+        self._reading = threading.Lock()  # what was read is known to other threads before the log can lose it
         self._take(log)
 
     def _take(self, log: Log) -> None:
@@ -78,10 +80,13 @@ class LogSender(Handle):
         self.cursor: Cursor | None = None
         self._surplus: SequencedBatch | None = None  # read, and too large for one batch
         self._relayed: Iterator[SequencedBatch] | None = None  # records that only another hub still has
+        self._read = 0  # the sequence after the last record that was read; it may not be sent yet
+        self._changed = system.port.monotonic()  # when the log was taken, or last ceased to be sent
         self._elsewhere = 0  # another hub has the sequences below it
         self._gaps: deque[tuple[int, int]] = deque()  # reported to the hub, not acknowledged yet: from a sequence up to another
         readers = log.readers()
         self._seen_alive = max((reader.updated for reader in readers if reader.name == self._name), default=0)  # ns since 1970
+        self._note_earlier({reader.name for reader in readers if reader.name.startswith(hubs.PREFIX)})
         places = {reader.name: reader.sequence for reader in readers if reader.sequence is not None}
         ours = places.pop(self._name, None)
         others = [place for name, place in places.items() if name.startswith(hubs.PREFIX)]
@@ -90,12 +95,20 @@ class LogSender(Handle):
         self._is_moved = self._copies is None and (bool(others) if ours is None else ours in others)
         if self._copies is not None:
             self.acked = ours or 0  # or enough hubs have those below
-            others = [place for name, place in places.items() if name.startswith(hubs.PREFIX) and not self._copies.is_shared(name)]
-        self._shipped = max([*others, ours or 0])  # a hub may have the sequences below it
         start: Start = max(others, default="earliest") if self._is_moved else "earliest"
         self.reader = log.reader(self._name, start)
         self._is_gone = False
         self._damaged_at: int | None = None  # where the log could not be read; it may be repaired
+
+    def _note_earlier(self, readers: set[str]) -> None:
+        """Note what earlier processes may have sent, from the names of their readers: perhaps everything up to the present end.
+
+        A hub may have stored more than its reader was moved to, because the process may have been killed in between.
+        """
+        is_ours = self._name in readers
+        is_of_others = self._copies is None or any(not self._copies.is_shared(name) for name in readers)
+        self._before = self.log.end() if is_ours else 0  # this hub may have the sequences below it; it will say so itself
+        self._at_others = self.log.end() if readers and is_of_others else 0  # the same, of a hub that is not one of the copies
 
     # On a connection.
 
@@ -119,6 +132,7 @@ class LogSender(Handle):
             raise Conflict(f"the log of shard {self.index} has no sequence {start}: {error}") from None
         self.sent = min(start, place.next)
         self.acked = max(start, place.next)  # after a move, the other hub has the records below
+        self._read = self._before = 0  # the hub has said what it has
 
     def _refuse_restored(self, place: ingest.ResumePoint) -> None:
         """Raise Restored if the hub has records that no process can have sent from this log, and the last of them can't be compared.
@@ -148,7 +162,10 @@ class LogSender(Handle):
         assert self.cursor is not None
         found: SequencedBatch | Gap | None = self._surplus or self._next_relayed()
         while found is None or isinstance(found, Gap):
-            found = columns.next_rows(self.cursor, most, max(1, size * 3 // 4))  # the rest is for sequences, times and keys
+            with self._reading:
+                found = columns.next_rows(self.cursor, most, max(1, size * 3 // 4))  # the rest is for sequences, times and keys
+                if isinstance(found, columns.SequencedBatch):
+                    self._read = found.end
             if found is None:
                 return None
             if isinstance(found, Gap) and self._copies is not None:
@@ -186,8 +203,19 @@ class LogSender(Handle):
 
     @property
     def shipped(self) -> int:
-        """Return the sequence below which the hub, or an earlier hub of the log, may have records."""
-        return max(self._shipped, self.sent, self.acked)
+        """Return the sequence below which the hub, or an earlier hub of the log, may have records, or may get them from this process."""
+        return max(self.coming, self._at_others, self.acked)
+
+    @property
+    def coming(self) -> int:
+        """Return the sequence below which this process may be sending records to the hub, or an earlier one has sent them."""
+        with self._reading:
+            return max(self._before, self._read, self.sent)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Return whether nothing is on its way to the hub: the log is not sent now, nor was it just before."""
+        return self.cursor is None and system.port.monotonic() > self._changed + SETTLES
 
     @property
     def behind(self) -> int:
@@ -327,6 +355,7 @@ class LogSender(Handle):
         """Close the read-ahead."""
         cursor, self.cursor, self._surplus, self._relayed = self.cursor, None, None, None
         if cursor is not None:
+            self._changed = system.port.monotonic()
             cursor.close()
 
     def close(self) -> None:

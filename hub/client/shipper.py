@@ -16,7 +16,7 @@ from types import TracebackType
 from hub.client import hubs
 from hub.client.connection import SILENCE, Security
 from hub.client.copies_of_log import Copies, Degraded
-from hub.client.hub_shipper import LINGER, WINDOW, HubShipper
+from hub.client.hub_shipper import COMMIT_INTERVAL, LINGER, WINDOW, HubShipper, pulse
 from hub.client.ship_status import SenderStatus, ShipStatus, State
 from hub.protocol.ingest import BATCH_BYTES
 from kvspool.options import Isolation
@@ -66,7 +66,7 @@ class Shipper(Handle):
         secure = security if callable(security) else lambda: security
         self.client = client
         self.hub = ",".join(own)
-        self._copies = None if copies == 1 else Copies(client, locations, acks, degraded, secure, may_lose=may_lose)
+        self._copies = None if copies == 1 else Copies(client, locations, own, acks, degraded, secure, may_lose=may_lose)
         self._acks = acks
         self.hubs: list[HubShipper] = []
         try:
@@ -92,7 +92,8 @@ class Shipper(Handle):
         if len(self.hubs) == 1:
             self.hubs[0].run(until_empty=until_empty)
             return
-        with ThreadPoolExecutor(len(self.hubs), "kvspool ship") as pool:
+        # Writers may wait for what the other hubs have stored, also when a hub has ended with an error.
+        with pulse(self.hubs, COMMIT_INTERVAL), ThreadPoolExecutor(len(self.hubs), "kvspool ship") as pool:
             runs = [pool.submit(one.run, until_empty=until_empty) for one in self.hubs]
             try:
                 errors = [run.exception() for run in runs]

@@ -14,9 +14,13 @@ from shipping import contents, eventually, gaps, shipping, stored
 
 import hub
 import kvspool
+import shard
 from hub.client import hubs
+from hub.client.hub_shipper import HubShipper
+from hub.client.log_sender import LogSender
 from hub.client.shipper import Shipper
-from hub.errors import CopyUnreachable
+from hub.errors import Conflict, CopyUnreachable, Malformed
+from hub.protocol.ingest import ResumePoint
 
 CLIENT = "client"
 
@@ -243,3 +247,160 @@ def test_impossible_copies_are_refused(path: Path, options: dict[str, Any], word
         Shipper(path, ["grpc://a:1", "grpc://b:1"], client=CLIENT, **options)
 
 
+# Records that a hub may have without having acknowledged them.
+
+
+def test_after_a_restart_a_hub_may_have_more_than_its_durable_reader_says(
+    two: list[HubProcess], roots: list[Path], path: Path, tmp_path: Path
+) -> None:
+    """The shipper was killed between a hub's storing and the commit; then the ring overwrote the records, and that hub is away."""
+    first, second = two
+    with kvspool.create(path, capacity="64KiB") as log:
+        append(log, 100)
+        with Shipper(path, locations(two), client=CLIENT, copies=2) as shipper:
+            shipper.run(until_empty=True)
+        append(log, 50)
+        with Shipper(path, second.location, client=CLIENT) as shipper:
+            shipper.run(until_empty=True)
+        with log.reader(hubs.reader_name(second.location)) as reader:  # as if that had been killed before its commit
+            reader.seek(100)
+            reader.commit()
+        second.kill()
+        for _ in range(20):
+            append(log, 200)
+        assert log.extent()[0] > 150
+        with shipping(path, locations(two), CLIENT, copies=2, acks=1) as shipper:
+            eventually(lambda: shipper.status().lanes[0].error or at(shipper, first.location) > 100)
+            assert "hub that can't be asked may have it" in shipper.status().lanes[0].error
+            second.start()
+            eventually(lambda: [at(shipper, one.location) for one in two] == [log.end(), log.end()])
+        kept = log.extent()[0]
+    with kvspool.open(roots[0] / CLIENT) as one, kvspool.open(roots[1] / CLIENT) as other:
+        assert gaps(one) == gaps(other) == [(150, kept - 1)]
+    assert stored(roots[0] / CLIENT) == stored(roots[1] / CLIENT)
+
+
+def test_a_record_that_is_on_its_way_to_another_hub_is_waited_for(roots: list[Path], path: Path) -> None:
+    """One hub's sender has read records that the ring then overwrites. The other one's declares nothing lost before they have arrived."""
+    with HubServer(roots[0]) as first, HubServer(roots[1]) as second, kvspool.create(path, capacity="64KiB") as log:
+        append(log, 100)
+        names = [first.location, second.location]
+        with Shipper(path, names, client=CLIENT, copies=2) as shipper:
+            shipper.run(until_empty=True)
+        with Shipper(path, names, client=CLIENT, copies=2, acks=1) as shipper:
+            slow, quick = (next(one for one in shipper.hubs if one.hub == name) for name in names)
+            append(log, 50)
+            (sender,) = quick.senders
+            sender.open(ResumePoint(0, 100, True), "appended")
+            rows = sender.next_rows(1000, 1 << 20)
+            assert rows is not None and rows.end == 150
+            for _ in range(20):
+                append(log, 200)
+            (waiting,) = slow.senders
+            waiting.open(ResumePoint(0, 100, True), "appended")
+            with pytest.raises(CopyUnreachable, match="on its way"):
+                waiting.next_rows(1000, 1 << 20)
+
+
+def test_what_two_hubs_have_both_missed_is_a_gap_at_both(roots: list[Path], path: Path) -> None:
+    """Neither sender waits for what the other one has not read either."""
+    with HubServer(roots[0]) as first, HubServer(roots[1]) as second, kvspool.create(path, capacity="64KiB") as log:
+        append(log, 100)
+        for _ in range(2):
+            with Shipper(path, [first.location, second.location], client=CLIENT, copies=2) as shipper:
+                shipper.run(until_empty=True)
+                assert shipper.status().lanes[0].error == ""
+            kept = log.extent()[0]
+            for _ in range(20):
+                append(log, 200)
+    for root in roots[:2]:
+        with kvspool.open(root / CLIENT) as journal:
+            assert gaps(journal) == [(100, kept - 1)]
+
+
+def test_a_named_hub_that_is_no_longer_chosen_gives_its_records(roots: list[Path], path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A log moves from one hub to two others; its old reader is reported, because it would hold a full ring."""
+    with HubServer(roots[0]) as a, HubServer(roots[1]) as b, HubServer(roots[2]) as c, kvspool.create(path, capacity="64KiB") as log:
+        every = [one.location for one in (a, b, c)]
+        chosen = hubs.chosen(CLIENT, every, copies=2)
+        (old,) = set(every) - set(chosen)
+        for _ in range(10):
+            append(log, 300)
+            with Shipper(path, old, client=CLIENT) as shipper:
+                shipper.run(until_empty=True)
+        assert log.extent()[0] > 0
+        with Shipper(path, every, client=CLIENT, copies=2) as shipper:
+            shipper.run(until_empty=True)
+        for location, root in zip(every, roots, strict=True):
+            assert values(root) == expected(3000), location
+    assert f"{hubs.reader_name(old)} of another hub holds records" in caplog.text
+
+
+def test_an_accepted_loss_is_only_what_no_reachable_hub_has(roots: list[Path], path: Path) -> None:
+    """Of three hubs one is lost for good. The last one has later records, which follow the Gap."""
+    with HubServer(roots[0]) as a, HubServer(roots[2]) as c, kvspool.create(path, capacity="64KiB") as log:
+        with HubServer(roots[1]) as b:
+            lost = b.location
+            append(log, 100)
+            every = [a.location, lost, c.location]
+            with Shipper(path, every, client=CLIENT, copies=3) as shipper:
+                shipper.run(until_empty=True)
+        for _ in range(20):
+            append(log, 200)
+        later = log.extent()[0]
+        with Shipper(path, c.location, client=CLIENT) as shipper:
+            shipper.run(until_empty=True)
+        end = log.end()
+        for _ in range(20):
+            append(log, 200)
+        with Shipper(path, every, client=CLIENT, copies=3, may_lose=True) as shipper:
+            (one,) = [one for one in shipper.hubs if one.hub == a.location]
+            one.run(until_empty=True)
+        kept = log.extent()[0]
+    with kvspool.open(roots[0] / CLIENT) as journal:
+        assert gaps(journal) == [(100, later - 1), (end, kept - 1)]
+
+
+# Hubs that hold a ring.
+
+
+def test_a_hub_that_refuses_for_good_does_not_hold_what_enough_others_have(
+    roots: list[Path], path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with HubServer(roots[0]) as a, HubServer(roots[1]) as b, kvspool.create(path, capacity="64KiB", policy="block") as log:
+        call = HubShipper._call
+
+        def refused(self: HubShipper, *arguments: Any) -> None:
+            if self.hub == a.location:
+                raise Malformed("it speaks another version")
+            call(self, *arguments)
+
+        monkeypatch.setattr(HubShipper, "_call", refused)
+        with pytest.raises(Malformed), shipping(path, [a.location, b.location], CLIENT, copies=2, acks=1) as shipper:
+            eventually(lambda: state_of(shipper, a.location) == "failed")
+            for _ in range(20):
+                append(log, 200)
+            eventually(lambda: place(log, a.location) == place(log, b.location) == 4000)
+
+
+def test_a_shard_that_one_hub_refuses_is_away_there(two: list[HubProcess], path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `degraded` "continue", a quarantined shard holds the log no more than a lost hub does. The hub gets the other shard."""
+    first, second = two
+    put = LogSender.put
+
+    def refused(self: LogSender, *arguments: Any) -> Any:
+        if self.location == first.location and self.index == 0:
+            raise Conflict("other bytes than the stored ones")
+        return put(self, *arguments)
+
+    monkeypatch.setattr(LogSender, "put", refused)
+    with shard.create(path, bits=1, capacity="64KiB", policy="block") as logs:
+        for log in logs.shards:
+            append(log, 10)
+        with shipping(path, locations(two), CLIENT, copies=2, degraded="continue") as shipper:
+            eventually(lambda: [one.lanes[0].error for one in shipper.status().copies if one.hub == first.location] != [""])
+            for _ in range(20):
+                for log in logs.shards:
+                    append(log, 200)
+            eventually(lambda: all(place(log, one.location) == 4010 for log in logs.shards for one in two))
+            assert state_of(shipper, first.location) == "connected"
