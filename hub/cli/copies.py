@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import signal
-from contextlib import contextmanager
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hub import HubRoot
-from hub.cli import security
+from hub.cli import security, signals
 from hub.cli.ship import location
 from kvspool import system
 from kvspool.cli import options, output
 from kvspool.cli.options import BadInput
-from kvspool.errors import KvspoolError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
 
     from rich.table import Table
 
     from hub.client.comparison import Comparison
-    from hub.client.mirror import Mirror
 
 STATUS = """\
 Compare the shards of several hubs: which hub has what, and how many records are at one hub, at two, and so on. Each line is a client; with
@@ -94,12 +90,8 @@ def _status(arguments: argparse.Namespace) -> int:
 
     if arguments.copies is not None and not 1 <= arguments.copies <= len(arguments.hubs):
         raise BadInput(f"--copies must be from 1 to the number of hubs, {len(arguments.hubs)}")
-    try:
+    with options.bad_input():
         found = compare(arguments.hubs, security.load(arguments), arguments.copies)
-    except ValueError as error:
-        if isinstance(error, KvspoolError):
-            raise
-        raise BadInput(str(error)) from error
     if arguments.json:
         output.print_json(found)
     else:
@@ -185,34 +177,17 @@ def _rejoin(arguments: argparse.Namespace) -> int:
     from hub.client.rejoining import rejoin
 
     security.load(arguments)  # reports an invalid file at once
-    try:
-        with _stopping_at_signals() as began:
-            mirror = rejoin(
-                arguments.path, arguments.hub, security=partial(security.load, arguments), level=arguments.level, began=began
-            )
-    except ValueError as error:
-        if isinstance(error, KvspoolError):
-            raise
-        raise BadInput(str(error)) from error
+    with ExitStack() as stack, options.bad_input():
+        mirror = rejoin(
+            arguments.path,
+            arguments.hub,
+            security=partial(security.load, arguments),
+            level=arguments.level,
+            began=lambda mirror: stack.enter_context(signals.stopping(mirror.stop)),
+        )
     status = mirror.status()
     if mirror.is_stopped:
         output.complain(f"interrupted after {status.pulled:,} records; call it again to continue")
         return 130
     print(output.escape(f"pulled {status.pulled:,} records of {len(status.shards):,} shards into {status.root}: serve it now"))
     return 0
-
-
-@contextmanager
-def _stopping_at_signals() -> Iterator[Any]:
-    """Give a function that lets SIGINT and SIGTERM stop a mirror, until the end of the `with` block."""
-    before = {}
-
-    def began(mirror: Mirror) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            before[number] = signal.signal(number, lambda *_: mirror.stop())
-
-    try:
-        yield began
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

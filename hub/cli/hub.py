@@ -14,9 +14,8 @@ from hub.cli import stats as hub_stats
 from kvspool import system
 from kvspool.cli import options, output, stats
 from kvspool.cli.checks import Check
-from kvspool.cli.options import BadInput
 from kvspool.engine import sizes
-from kvspool.errors import Corruption, KvspoolError
+from kvspool.errors import Corruption
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -156,12 +155,8 @@ def _readers(arguments: argparse.Namespace) -> int:
 
 
 def _delete(root: HubRoot, name: str) -> int:
-    try:
+    with options.bad_input():
         root.delete_reader(name)
-    except KvspoolError:
-        raise
-    except ValueError as error:
-        raise BadInput(str(error)) from error
     print(output.escape(f"deleted the reader {name!r}"))
     return 0
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -12,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hub.cli import signals
 from kvspool import system
 from kvspool.cli import options, output
 from kvspool.cli.stats import when
@@ -120,10 +120,9 @@ def _run(arguments: argparse.Namespace) -> int:
     warnings.filterwarnings("ignore", ".*pandas", FutureWarning)  # PySpark warns about a package that is not used here
     with _shown(job, arguments.json) as report:
         running = PipelineRun(job, once=arguments.once, report=report)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: running.stop())
         try:
-            running.run()
+            with signals.stopping(running.stop):
+                running.run()
         except PipelineFailed:
             output.complain(f"{job.name} has failed; the cause is below, and Spark's own output is in {running.log}")
             raise

@@ -12,7 +12,6 @@ from hub.root.retention import EVERYBODY, HubRetention
 from kvspool.cli import options, output
 from kvspool.cli.options import BadInput
 from kvspool.engine import sizes
-from kvspool.errors import KvspoolError
 from kvspool.journal import Floor, Retention
 
 if TYPE_CHECKING:
@@ -90,12 +89,8 @@ def _changed(root: Path, pattern: str, rules: Retention | None) -> HubRetention:
             raise BadInput(f"{root} has no rules for {pattern!r}; it has rules for: {', '.join(now.rules) or 'none'}")
         return now.with_rules(pattern, rules)
 
-    try:
+    with options.bad_input():
         return retention.change(root, change)
-    except KvspoolError:
-        raise
-    except ValueError as error:
-        raise BadInput(str(error)) from error
 
 
 def _show_one(arguments: argparse.Namespace) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -14,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hub.cli import security
+from hub.cli import security, signals
 from hub.client_ids import check_client
 from kvspool import system
 from kvspool.cli import options, output
@@ -103,22 +102,17 @@ def run(arguments: argparse.Namespace) -> int:
         return _show_status(arguments)
     logging.basicConfig(level=logging.WARNING, format="kvspool: %(message)s")
     security.load(arguments)  # reports an invalid file at once, not at the first connection
-    with ExitStack() as stack:
-        try:
-            if arguments.sources[0].startswith(SCHEMES):
-                ways: list[Shipper | Mirror] = [stack.enter_context(_mirror(arguments))]
-            else:
-                ways = [stack.enter_context(shipper) for shipper in _shippers(arguments)]
-            if arguments.status is not None:
-                from hub.client.ship_state import ShipState
-                from hub.client.state_listener import StateListener, parse_address
+    with ExitStack() as stack, options.bad_input():
+        if arguments.sources[0].startswith(SCHEMES):
+            ways: list[Shipper | Mirror] = [stack.enter_context(_mirror(arguments))]
+        else:
+            ways = [stack.enter_context(shipper) for shipper in _shippers(arguments)]
+        if arguments.status is not None:
+            from hub.client.ship_state import ShipState
+            from hub.client.state_listener import StateListener, parse_address
 
-                stack.enter_context(StateListener(parse_address(arguments.status), lambda: ShipState.of(ways)))
-            return _run(ways, arguments)
-        except ValueError as error:
-            if isinstance(error, KvspoolError):
-                raise
-            raise BadInput(str(error)) from error
+            stack.enter_context(StateListener(parse_address(arguments.status), lambda: ShipState.of(ways)))
+        return _run(ways, arguments)
 
 
 def _shippers(arguments: argparse.Namespace) -> Iterator[Shipper]:
@@ -217,17 +211,13 @@ class _Runs(Handle):
 
 
 def _run(ways: Sequence[Shipper | Mirror], arguments: argparse.Namespace) -> int:
-    def end(*_: object) -> None:
+    def end() -> None:
         for way in ways:
             way.stop()
 
-    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with signals.stopping(end):
         runs = _Runs(ways, arguments.once)
         _watch(ways, runs, arguments)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
     for name, error in runs.errors.items():
         output.complain(f"{name}: {error}")
     return max((getattr(error, "exit_code", 1) for error in runs.errors.values()), default=0)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hub.cli import signals
 from kvspool import system
 from kvspool.cli import options, output
 from kvspool.cli.options import BadInput
 from kvspool.cli.stats import when
 from kvspool.engine import sizes
-from kvspool.errors import KvspoolError
 
 if TYPE_CHECKING:
     from hub.pipeline.appender import AppendProgress
@@ -79,12 +78,8 @@ def _run(arguments: argparse.Namespace) -> int:
         verb, paths = "show", arguments.words
     if len(paths) != VERBS.get(verb, 1):
         raise BadInput("kvspool table PATH, append SOURCE PATH, optimize PATH or vacuum PATH")
-    try:
+    with options.bad_input():
         return RUNS[verb](arguments, *paths)
-    except ValueError as error:
-        if isinstance(error, KvspoolError):
-            raise
-        raise BadInput(str(error)) from error
 
 
 def _show(arguments: argparse.Namespace, path: str) -> int:
@@ -126,9 +121,7 @@ def _append(arguments: argparse.Namespace, source: str, path: str) -> int:
         fail_on_data_loss=not arguments.allow_loss,
         rows=arguments.rows,
     )
-    with appender, _shown(arguments.json) as report:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: appender.stop())
+    with appender, _shown(arguments.json) as report, signals.stopping(appender.stop):
         done = appender.run(once=arguments.once, every=arguments.every, report=report)
     if not arguments.json:
         print(output.escape(f"{path}: {_sentence(done)}"), file=sys.stderr)

@@ -6,7 +6,6 @@ import argparse
 
 import kvspool
 from kvspool.cli import options, output, progress
-from kvspool.cli.options import BadInput
 from kvspool.engine import sizes
 from kvspool.journal import ArchiveReport
 from kvspool.journal.archive import LEVELS, Progress
@@ -62,14 +61,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _convert(log: kvspool.Log, arguments: argparse.Namespace, tell: Progress) -> ArchiveReport:
     limits = {"older_than": arguments.older_than, "dry_run": arguments.dry_run, "progress": tell}
-    try:
+    with options.bad_input():
         if arguments.undo:
             return log.unarchive(arguments.before, **limits)
         return log.archive(arguments.before, level=arguments.level, **limits)
-    except kvspool.KvspoolError:
-        raise
-    except ValueError as error:
-        raise BadInput(str(error)) from error
 
 
 def _words(report: ArchiveReport) -> str:

@@ -8,7 +8,6 @@ from typing import Any
 
 import kvspool
 from kvspool.cli import options, output, progress
-from kvspool.cli.options import BadInput
 from kvspool.engine import sizes
 from kvspool.journal.formats import FORMATS
 from kvspool.transfer.copier import CopyPlan, CopyReport
@@ -69,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     given = {name: getattr(arguments, name) for name in ("codec", "capacity", *LIMITS)}
     origin = {name: getattr(arguments, f"source_{name}") for name in ("item_bytes", "items_per_blob")}
     with progress.shown("copying") as show:
-        try:
+        with options.bad_input(TypeError):
             report = kvspool.copy(
                 arguments.source,
                 arguments.target,
@@ -86,10 +85,6 @@ def run(arguments: argparse.Namespace) -> int:
                 progress=lambda done: show(done.records, done.all, _words(done)),
                 **_said(given),
             )
-        except (TypeError, ValueError) as error:
-            if isinstance(error, kvspool.KvspoolError):
-                raise
-            raise BadInput(str(error)) from error
     if arguments.json:
         output.print_json(report)
     else:

@@ -11,7 +11,6 @@ from kvspool.cli import options, output
 from kvspool.cli.options import BadInput
 from kvspool.cli.stats import members
 from kvspool.engine import sizes
-from kvspool.errors import KvspoolError
 from kvspool.journal.formats import FORMATS
 from kvspool.options import DURABILITIES
 from kvspool.spool import format
@@ -109,7 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
     rules = options.retention(arguments)
     if rules is not None and arguments.format == "spool":
         raise BadInput("retention is for journals; a spool keeps the records that fit into its capacity")
-    try:
+    with options.bad_input(TypeError):
         log = kvspool.create(
             arguments.path,
             format=arguments.format,
@@ -122,10 +121,6 @@ def run(arguments: argparse.Namespace) -> int:
             exist_ok=arguments.exist_ok,
             **_given(arguments),
         )
-    except KvspoolError:
-        raise
-    except (ValueError, TypeError) as error:
-        raise BadInput(str(error)) from error
     with log:
         stats = log.stats()
     if arguments.json:

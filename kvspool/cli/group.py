@@ -9,7 +9,7 @@ from kvspool.cli import options, output, plugins
 from kvspool.cli.options import BadInput
 from kvspool.cli.stats import when
 from kvspool.engine import sizes
-from kvspool.errors import KvspoolError, NoSuchReader
+from kvspool.errors import NoSuchReader
 from kvspool.groups.verb import HasGroups
 
 if TYPE_CHECKING:
@@ -63,15 +63,11 @@ def run(arguments: argparse.Namespace) -> int:
 def _reset(log: Any, name: str | None, text: str) -> None:
     if name is None:
         raise BadInput("--reset needs the NAME of a group")
-    try:
+    with options.bad_input(argparse.ArgumentTypeError):
         start = options.start(text)
         if isinstance(start, int):
             raise BadInput("each shard has its own sequences: reset a group to earliest, latest, or a time")
         log.reset_group(name, start)
-    except KvspoolError:
-        raise
-    except (ValueError, argparse.ArgumentTypeError) as error:
-        raise BadInput(str(error)) from error
     print(output.escape(f"the group {name!r} continues at {text}"))
 
 

@@ -32,6 +32,18 @@ class BadInput(KvspoolError, ValueError):
     exit_code = 2
 
 
+@contextmanager
+def bad_input(*also: type[Exception]) -> Iterator[None]:
+    """Raise BadInput with the words of a ValueError in the `with` block, or of an error of `also`. Errors of kvspool pass unchanged."""
+    kinds: tuple[type[Exception], ...] = (ValueError, *also)
+    try:
+        yield
+    except KvspoolError:
+        raise
+    except kinds as error:
+        raise BadInput(str(error)) from error
+
+
 def add_command(commands: Any, name: str, summary: str, description: str, examples: str) -> argparse.ArgumentParser:
     """Add a command to those of `argparse`, and return its parser. summary: for the list of commands; examples: lines for its help."""
     parser: argparse.ArgumentParser = commands.add_parser(name, help=summary, description=description, epilog=f"Examples:\n{examples}")

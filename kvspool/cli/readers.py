@@ -12,7 +12,6 @@ from kvspool.cli.options import BadInput
 from kvspool.cli.stats import when
 from kvspool.engine import sizes
 from kvspool.engine.stats import Consumer
-from kvspool.errors import KvspoolError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -69,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _set(log: Any, name: str, text: str) -> None:
-    try:
+    with options.bad_input(argparse.ArgumentTypeError):
         start = options.start(text)
         with log.reader(name, start=start) as reader:
             if isinstance(start, datetime):
@@ -79,20 +78,12 @@ def _set(log: Any, name: str, text: str) -> None:
             else:
                 reader.seek(log.stats().next_sequence if start == "latest" else start)
             sequence = reader.commit()
-    except KvspoolError:
-        raise
-    except (ValueError, argparse.ArgumentTypeError) as error:
-        raise BadInput(str(error)) from error
     print(output.escape(f"the reader {name!r} continues at sequence {sequence}"))
 
 
 def _delete(log: Any, name: str | int) -> None:
-    try:
+    with options.bad_input():
         log.delete_reader(name)
-    except KvspoolError:
-        raise
-    except ValueError as error:
-        raise BadInput(str(error)) from error
     print(output.escape(f"deleted the reader {name!r}" if isinstance(name, str) else f"deleted the reader in slot {name}"))
 
 

@@ -7,7 +7,6 @@ import sys
 
 import kvspool
 from kvspool.cli import options, output
-from kvspool.cli.options import BadInput
 from kvspool.cli.summary import ProgressLine
 from kvspool.engine import sizes
 
@@ -37,16 +36,13 @@ def run(arguments: argparse.Namespace) -> int:
     options.refuse_journal(arguments.path, "it has no capacity; kvspool trim removes its oldest segments")
     progress = ProgressLine(shows=sys.stderr.isatty())
     try:
-        done = kvspool.resize(
-            arguments.path,
-            arguments.capacity,
-            timeout=arguments.timeout,
-            progress=lambda at, end: progress.say(f"copying, {sizes.show(max(0, end - at))} to go"),
-        )
-    except kvspool.KvspoolError:
-        raise
-    except ValueError as error:
-        raise BadInput(str(error)) from error
+        with options.bad_input():
+            done = kvspool.resize(
+                arguments.path,
+                arguments.capacity,
+                timeout=arguments.timeout,
+                progress=lambda at, end: progress.say(f"copying, {sizes.show(max(0, end - at))} to go"),
+            )
     finally:
         progress.stop()
     if arguments.json:
