@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 import msgspec
 
@@ -29,13 +29,12 @@ from hub.root.positions import Key, Position
 from hub.root.records import HubRecord
 from hub.root.shards import RootShards
 from kvspool import Gap, Record, system
-from kvspool.engine.iteration import check, check_spin, check_timeout
+from kvspool.engine.iteration import TurnReading, check, check_spin, check_timeout
 from kvspool.errors import Closed, Corruption, GapError, KvspoolError, LogNotFound, NoSuchReader, ReaderBusy, UnknownVersion
 from kvspool.options import Isolation, OnGap
 from kvspool.reader import OpenReader
 from kvspool.system import forks
 from kvspool.system.disk import flush_directory
-from kvspool.system.handles import Handle
 from shard import route
 from shard.merge import Cursor, FollowingMerge, Merge, NoGaps
 from shard.merged import Log
@@ -326,7 +325,7 @@ class HubReader(OpenReader):
         return f"<HubReader {self.name!r} of {self.root.path}{' closed' if self.closed else ''}>"
 
 
-class HubReading(Iterator[R], Handle, Generic[R]):
+class HubReading(TurnReading, Iterator[R], Generic[R]):
     """Moves the reader's position with each returned item. `missed` counts sequences in Gaps.
 
     Several iterators of a reader take turns: each begins at the reader's position. `seek` has the same effect, even inside a loop.
@@ -343,8 +342,6 @@ class HubReading(Iterator[R], Handle, Generic[R]):
         self._spin = check_spin(spin)
         self._is_bounded = is_bounded
         self._merge: Merge[Any] | None = None
-        self._is_closed = False
-        self._why = ""  # why the iteration ended: its reader or root was closed
 
     def __next__(self) -> R:
         while self._left != 0:
@@ -426,24 +423,6 @@ class HubReading(Iterator[R], Handle, Generic[R]):
         merge, self._merge = self._merge, None
         if merge is not None:
             merge.close()
-
-    def close(self) -> None:
-        """Close all logs and end the iteration, also one that waits in another thread."""
-        self._is_closed = True
-        self._left = 0
-        self.release()
-
-    def end(self, why: str) -> None:
-        """Close the iteration because its reader or root was closed: every call raises Closed with the words `why`."""
-        if self._left != 0:
-            self._why = why
-            self.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class _Following(FollowingRoot):

@@ -252,6 +252,39 @@ class Following(Iteration):
         super()._release()
 
 
+class TurnReading(Handle):
+    """An iteration over many logs that takes turns with others at one position; see `Iterations` for its end.
+
+    _left: records that may still be returned; -1: no limit. _why: why its handle was closed.
+    """
+
+    _left: int
+    _is_closed = False
+    _why = ""
+
+    def release(self) -> None:
+        """Close the logs that are read; the next call reopens them."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Close all logs and end the iteration, also one that waits in another thread."""
+        self._is_closed = True
+        self._left = 0
+        self.release()
+
+    def end(self, why: str) -> None:
+        """Close the iteration because its handle was closed: every call raises Closed with the words `why`."""
+        if self._left != 0:
+            self._why = why
+            self.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
 class Iterations:
     """The iterations of an open handle. Closing the handle ends them, in any thread."""
 

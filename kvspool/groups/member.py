@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping
 from typing import Any, Final, Generic, Self, TypeVar
 
 from kvspool import system
-from kvspool.engine.iteration import Iterations, check, check_timeout
+from kvspool.engine.iteration import Iterations, TurnReading, check, check_timeout
 from kvspool.engine.wakeups import POLL, Watcher
 from kvspool.errors import Closed, GapError, Revoked
 from kvspool.gap import Gap
@@ -282,7 +282,7 @@ class GroupMember(Handle, Generic[K]):
         return f"<GroupMember of {self.name!r} with {len(self.assigned)} shards{' closed' if self.closed else ''}>"
 
 
-class GroupReading(Iterator[Any], Handle, Generic[K]):
+class GroupReading(TurnReading, Iterator[Any], Generic[K]):
     """Moves the member's positions with each returned item. `missed` counts sequences in Gaps.
 
     Several iterations of a member alternate: each begins at the member's positions. `seek` has the same effect, even within a loop.
@@ -297,8 +297,6 @@ class GroupReading(Iterator[Any], Handle, Generic[K]):
         self._is_bounded = is_bounded
         self._source: GroupSource | None = None
         self._generation = -1  # of the source
-        self._is_closed = False
-        self._why = ""
 
     def __next__(self) -> Any:
         member = self._member
@@ -361,7 +359,7 @@ class GroupReading(Iterator[Any], Handle, Generic[K]):
         member = self._member
         member.refuse_closed()
         member.turn = self
-        self._release()
+        self.release()
         self._generation = member.generation
         source = self._source = member.source(bounded=self._is_bounded)
         if self._is_closed:
@@ -387,28 +385,11 @@ class GroupReading(Iterator[Any], Handle, Generic[K]):
         """Return whether no more items will be returned."""
         return self._left == 0
 
-    def _release(self) -> None:
+    def release(self) -> None:
+        """Close the shards' files; the next call reopens them."""
         source, self._source = self._source, None
         if source is not None:
             source.close()
-
-    def close(self) -> None:
-        """Release the shards' files; the iteration is over. A thread that waits in it wakes, and its iteration ends."""
-        self._is_closed = True
-        self._left = 0
-        self._release()
-
-    def end(self, why: str) -> None:
-        """Close the iteration because the member was closed: every call raises Closed with the words `why`."""
-        if self._left != 0:
-            self._why = why
-            self.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class AsyncGroupReading(AsyncIterator[Any], Handle, Generic[K]):
