@@ -25,17 +25,16 @@ from hub.client import hubs
 from hub.client.connection import Security, jittered
 from hub.client.mirrored_shard import MirroredShard
 from hub.client.remote import RemoteHub
-from hub.errors import Conflict, HubError, HubFull, Malformed, NotAllowed, QuotaExceeded, RootInUse, Unreachable
+from hub.errors import Conflict, HubError, HubFull, Malformed, NotAllowed, QuotaExceeded, Unreachable
 from hub.protocol import reading
 from hub.protocol.ingest import VERSION, Level
 from hub.protocol.reading import ShardState
 from hub.root.root import HubRoot
-from hub.root.store import PRIVATE, root_id
+from hub.root.store import MIRROR_LOCK, root_id, take_lock
 from hub.security import private
 from kvspool import system
 from kvspool.errors import KvspoolError, LogExists
 from kvspool.options import Isolation
-from kvspool.system.descriptor import Descriptor
 from kvspool.system.handles import Handle
 from shard import descriptors
 
@@ -122,7 +121,8 @@ class Mirror(Handle):
             self.root = found.path
         private.check_directory(self.root)
         self._id = root_id(self.root)
-        self._lock = self._take_root()
+        lock = f"{MIRROR_LOCK}{hubs.name(self.source)}"
+        self._lock = take_lock(self.root, lock, f"another mirror pulls {self.source} into {self.root}")
         self._shards: dict[tuple[str, int], MirroredShard] = {}
         self._open: dict[tuple[str, int], MirroredShard] = {}  # the most recently used ones are last
         self._stop = threading.Event()
@@ -270,15 +270,6 @@ class Mirror(Handle):
         shard = self._open.pop(key, None)
         if shard is not None:
             shard.close()
-
-    def _take_root(self) -> Descriptor:
-        """Return the descriptor of the lock of this root and source. Raises RootInUse."""
-        path = self.root / PRIVATE / f"mirror.{hubs.name(self.source)}"
-        file = Descriptor(path, os.O_RDWR | os.O_CREAT, 0o600)
-        if not system.port.try_lock_file(file.number, shared=False):
-            file.close()
-            raise RootInUse(f"another mirror pulls {self.source} into {self.root}; stop it first")
-        return file
 
     # Maintenance.
 

@@ -10,7 +10,6 @@ from hub.client.mirror import Mirror
 from hub.protocol.ingest import Level
 from hub.root.promotion import promote
 from hub.root.store import lock_root
-from hub.security import private
 from kvspool import system
 
 
@@ -30,7 +29,6 @@ def rejoin(
     marked.
     """
     with Mirror(source, root, security=security, level=level, is_own=True) as mirror:
-        private.check_directory(mirror.root)
         with lock_root(mirror.root) as lock:
             try:
                 began(mirror)

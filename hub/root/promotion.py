@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import ExitStack
 from pathlib import Path
 
-from hub.errors import RootInUse
 from hub.root.catalogue import Catalogue
-from hub.root.store import MIRRORED, PRIVATE
+from hub.root.store import MIRROR_LOCK, MIRRORED, PRIVATE, take_lock
 from kvspool import system
 from kvspool.system import disk
-from kvspool.system.descriptor import Descriptor
-
-MIRROR_LOCK = "mirror."  # beginning of the names of mirrors' locks, before the short name of the source
 
 
 def promote(root: Path) -> list[str]:
@@ -24,9 +19,7 @@ def promote(root: Path) -> list[str]:
     """
     with ExitStack() as locks:
         for name in sorted(name for name in _names(root / PRIVATE) if name.startswith(MIRROR_LOCK)):
-            file = locks.enter_context(Descriptor(root / PRIVATE / name, os.O_RDWR))
-            if not system.port.try_lock_file(file, shared=False):
-                raise RootInUse(f"a mirror pulls into {root} now ({name}); stop it first")
+            locks.enter_context(take_lock(root, name, f"a mirror pulls into {root} now ({name})"))
         catalogue = Catalogue(root)
         try:
             return [client for client, found in sorted(catalogue.clients().items()) if _promote([path for _, path in found.paths(root)])]

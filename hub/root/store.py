@@ -55,6 +55,7 @@ from shard.shardset import open_shard
 MIRRORED = "mirror.json"  # in a shard that is pulled from another hub; see `mirror`
 STRIPES = 64  # locks for shards that are opened, so that hundreds can be opened at once
 LOOKS = 8  # unchanged shards that are passed for each one that is counted
+MIRROR_LOCK = "mirror."  # beginning of the names of mirrors' locks, before the short name of the source
 PRIVATE = ".hub"  # directory of the hub's own files, next to the shards
 MOST_OPEN = 4096  # open journals, if half of the descriptors suffice for them
 Key = tuple[str, int]  # client and shard
@@ -321,13 +322,18 @@ class Store(Handle):
 
 def lock_root(root: Path) -> Descriptor:
     """Return the descriptor of the lock that the only hub of a root holds. Raises RootInUse."""
+    return take_lock(root, "lock", f"another hub serves {root}")
+
+
+def take_lock(root: Path, name: str, holder: str) -> Descriptor:
+    """Return the descriptor of a held lock of a root. holder: words about its holder. Raises RootInUse."""
     folder = root / PRIVATE
     with suppress(FileExistsError):
         system.port.make_directory(folder)
-    file = Descriptor(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    file = Descriptor(folder / name, os.O_RDWR | os.O_CREAT, 0o600)
     if not system.port.try_lock_file(file.number, shared=False):
         file.close()
-        raise RootInUse(f"another hub serves {root}; stop it first")
+        raise RootInUse(f"{holder}; stop it first")
     return file
 
 
