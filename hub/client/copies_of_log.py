@@ -173,19 +173,17 @@ class Copies:
         try:
             with suppress(_NoHubHasMore):
                 while first < end:
-                    is_coming = False
                     with closing(CopyReader(ticket, table, copies, wait).read(first, end)) as items:
                         for item in items:
-                            is_coming = isinstance(item, Gap) and self._is_coming(sender, item.first, item.last)
-                            if is_coming:
-                                break
-                            if isinstance(item, Gap):
-                                first = item.last + 1
-                            else:
+                            if not isinstance(item, Gap):
                                 first = item.end
                                 yield SequencedBatch(item.first, item.batch.select(columns.SCHEMA.names))
                                 until = system.port.monotonic() + TIMEOUT
-                    if is_coming:
+                            elif self._is_coming(sender, item.first, item.last):
+                                break
+                            else:
+                                first = item.last + 1
+                    if first < end:
                         self._pause(first, until)
         finally:
             close_all(opened)

@@ -16,7 +16,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -82,7 +82,6 @@ class HubShipper(Handle):
         self.batch_bytes = batch_bytes
         self.window = window
         self._silence = silence
-        self._has_pulse = copies is None  # with several hubs, `Shipper` sends the heartbeats of all, also of those that have ended
         logs = open_source(Path(os.path.abspath(source)))
         self.senders: list[LogSender] = []
         try:
@@ -103,16 +102,9 @@ class HubShipper(Handle):
     # Running.
 
     def run(self, *, until_empty: bool = False) -> None:
-        """Ship until `stop` is called from another thread or a signal handler; `until_empty`: until the hub has all available records.
-
-        An outage is no error: the shipper retries until the hub is back. A log that can't be shipped is quarantined while the others
-        continue. A deleted log is shipped again once it is recreated. The log is retried after a transient error: of a lock, of the system,
-        or of a shard that is damaged at the hub. Raises the error of the first log that can't be shipped: when no log can be shipped any
-        more, or, with `until_empty`, when the others are done.
-        """
+        """Ship to the hub; see `Shipper.run`, which also sends the heartbeats of the durable readers."""
         try:
-            with pulse([self], KEEP_ALIVE) if self._has_pulse else nullcontext():
-                self._run(until_empty)
+            self._run(until_empty)
             self._state = "stopped"
         except BaseException:
             self._state = "failed"

@@ -16,7 +16,7 @@ from types import TracebackType
 from hub.client import hubs
 from hub.client.connection import SILENCE, Security
 from hub.client.copies_of_log import Copies, Degraded
-from hub.client.hub_shipper import COMMIT_INTERVAL, LINGER, WINDOW, HubShipper, pulse
+from hub.client.hub_shipper import COMMIT_INTERVAL, KEEP_ALIVE, LINGER, WINDOW, HubShipper, pulse
 from hub.client.ship_status import SenderStatus, ShipStatus, State
 from hub.protocol.ingest import BATCH_BYTES
 from kvspool.options import Isolation
@@ -67,7 +67,6 @@ class Shipper(Handle):
         self.client = client
         self.hub = ",".join(own)
         self._copies = None if copies == 1 else Copies(client, locations, own, acks, degraded, secure, may_lose=may_lose)
-        self._acks = acks
         self.hubs: list[HubShipper] = []
         try:
             for location in own:
@@ -89,11 +88,16 @@ class Shipper(Handle):
         system, or of a shard that is damaged at the hub. Raises the error of the first log that can't be shipped: when no log can be
         shipped any more, or, with `until_empty`, when the others are done. With several hubs: once shipping to each has ended.
         """
-        if len(self.hubs) == 1:
-            self.hubs[0].run(until_empty=until_empty)
-            return
-        # Writers may wait for what the other hubs have stored, also when a hub has ended with an error.
-        with pulse(self.hubs, COMMIT_INTERVAL), ThreadPoolExecutor(len(self.hubs), "kvspool ship") as pool:
+        # With several hubs, writers may wait for what the others have stored, also when a hub has ended with an error.
+        with pulse(self.hubs, KEEP_ALIVE if self._copies is None else COMMIT_INTERVAL):
+            if self._copies is None:
+                self.hubs[0].run(until_empty=until_empty)
+            else:
+                self._run_all(until_empty)
+
+    def _run_all(self, until_empty: bool) -> None:
+        """Ship to each hub in a thread. Raises the error of the first hub that has one, once all have ended."""
+        with ThreadPoolExecutor(len(self.hubs), "kvspool ship") as pool:
             runs = [pool.submit(one.run, until_empty=until_empty) for one in self.hubs]
             try:
                 errors = [run.exception() for run in runs]
@@ -128,7 +132,7 @@ class Shipper(Handle):
             error="; ".join(f"{one.hub}: {one.error}" for one in found if one.error),
             lanes=lanes,
             copies=found,
-            acks=self._acks,
+            acks=self._copies.acks,
         )
 
     def _lane(self, of_hubs: list[SenderStatus]) -> SenderStatus:

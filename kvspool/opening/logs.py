@@ -399,7 +399,7 @@ def open(
     except (FileNotFoundError, NotALog):
         if os.path.lexists(target):
             raise
-        raise LogNotFound(f"{target} does not exist; kvspool.create creates a log") from None  # or it was deleted at this moment
+        raise _not_found(target) from None  # it was deleted at this moment
 
 
 def _open(
@@ -421,7 +421,7 @@ def _open(
         system.refuse_unfit_host()
         return Spool(SpoolFiles(target, allow_unsafe_fs=allow_unsafe_fs), timeout, durability, sync_interval)
     if not os.path.lexists(target):  # or it is too long for a name
-        raise LogNotFound(f"{target} does not exist; kvspool.create creates a log")
+        raise _not_found(target)
     if _is_queue(target):
         raise NotALog(f"{target} is a queue, not a log: kvspool.queue.open opens it")
     import_whole("kvspool.journal")
@@ -472,6 +472,10 @@ def is_log(path: str | os.PathLike[str]) -> bool:
     from kvspool.journal import files as journals
 
     return journals.lies_at(target) or _is_queue(target)
+
+
+def _not_found(path: Path) -> LogNotFound:
+    return LogNotFound(f"{path} does not exist; kvspool.create creates a log")
 
 
 def _is_queue(path: Path) -> bool:
