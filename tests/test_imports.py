@@ -143,6 +143,21 @@ def test_a_log_that_is_created_opened_written_or_read_needs_no_module_that_only_
     assert ours.isdisjoint({"engine.eventloops", "opening.places", "opening.settings", "opening.v1", "spool.resize"})
 
 
+ARROW_USES = {
+    "spool": "log = kvspool.open({path!r}); log.append_arrow(log.read_arrow().drop_columns(['sequence']))",
+    "kvj": "log = kvspool.open({path!r}); log.append_arrow(log.read_arrow().drop_columns(['sequence']))",
+    "hub": "from hub.server import ipc, probe; ipc.BatchEncoder(probe.columns.SCHEMA); probe.record(1)",
+}
+
+
+@pytest.mark.parametrize("use", ARROW_USES)
+def test_columns_are_read_appended_and_sent_without_pandas(tmp_path: Path, use: str) -> None:
+    kvspool.create(tmp_path / "log", format="kvj" if use == "kvj" else "spool").append(b"one", key=b"k")
+    found = loaded(f"import kvspool; {ARROW_USES[use].format(path=str(tmp_path / 'log'))}")
+    assert "pyarrow" in found
+    assert "pandas" not in found
+
+
 def test_the_name_of_a_spool_s_file_is_the_same_where_it_is_looked_for() -> None:
     assert logs.CONTROL_FILE == format.CONTROL_FILE
 

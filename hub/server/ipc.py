@@ -142,7 +142,7 @@ class BatchEncoder(Handle):
     def __init__(self, schema: pa.Schema) -> None:
         self._pieces = _Pieces()
         self._writer = pa.ipc.new_stream(self._pieces, schema)
-        self.empty = pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
+        self.empty = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
         self.encode(self.empty)  # the first batch is written after the schema
 
     def encode(self, batch: pa.RecordBatch) -> tuple[bytes, list[memoryview]]:

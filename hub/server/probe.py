@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import struct
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -122,7 +123,7 @@ class Probe(Handle):
         opening = Opening(VERSION, self.client, 0, [ShippedLog(0, self._log, self._probes)])
         with Connection(location, security, opening, CALL) as connection:
             next = connection.opened.places[0].next
-            connection.put(Put(0, next, next, next + 1, True), _record(next).batch)
+            connection.put(Put(0, next, next, next + 1, True), record(next).batch)
             while connection.stored.get(0, 0) <= next and not connection.refused:
                 connection.hear()
             for error in connection.refused.values():
@@ -135,13 +136,25 @@ class Probe(Handle):
         shard = self.store.take(self.client, 0, 0)
         try:
             next, _ = shard.enter(self._log, max(self._probes, shard.journal.end()))
-            shard.put(self._log, _record(next), next)
+            shard.put(self._log, record(next), next)
             shard.sync()
         finally:
             self.store.give_back(self.client, 0)
 
 
-def _record(sequence: int) -> SequencedBatch:
-    row = {"timestamp": system.port.now(), "type": 0, "key": None, "value": b"probe", "codec": 0}
-    arrays = [pa.array([row[field.name]], field.type) for field in columns.SCHEMA]
+def record(sequence: int) -> SequencedBatch:
+    """Return a record of the probe. It is laid out by hand: `pa.array` would import pandas, where that is installed, in the hub."""
+    value = b"probe"
+    buffers = {
+        "timestamp": [struct.pack("<q", system.port.now())],
+        "type": [struct.pack("<i", 0)],
+        "value": [struct.pack("<ii", 0, len(value)), value],
+        "codec": [bytes(1)],
+    }
+    arrays = [
+        pa.Array.from_buffers(field.type, 1, [None, *map(pa.py_buffer, buffers[field.name])])
+        if field.name in buffers
+        else pa.nulls(1, field.type)
+        for field in columns.SCHEMA
+    ]
     return SequencedBatch(sequence, pa.RecordBatch.from_arrays(arrays, schema=columns.SCHEMA))

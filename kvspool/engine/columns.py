@@ -55,13 +55,13 @@ class Columns:
         if self._value.null_count:
             raise ValueError("column value has nulls; a record's value is bytes, possibly empty")
         has_keys = "key" in batch.schema.names
-        self._key = binary_column(batch, "key") if has_keys else pa.array([], pa.binary())
+        self._key = binary_column(batch, "key") if has_keys else pa.nulls(0, pa.binary())
         self.has_key = items_of(values_of(pc.cast(self._key.is_valid(), pa.uint8())), "B") if has_keys else None
         self.key_offsets: memoryview
         self.keys: memoryview | bytes
         self.key_offsets, self.keys = offsets_of(self._key) if has_keys else (zeros(1), b"")
         self.value_offsets, self.values = offsets_of(self._value)
-        self._types = cast_column(batch, "type", pa.uint8()).fill_null(0) if "type" in batch.schema.names else None
+        self._types = filled(cast_column(batch, "type", pa.uint8()), 0) if "type" in batch.schema.names else None
         self._timestamps = self._without_nulls(times_of(batch)) if "timestamp" in batch.schema.names else None
 
     def _without_nulls(self, found: pa.Array) -> pa.Array:
@@ -69,7 +69,7 @@ class Columns:
         least, most = pc.min_max(found).as_py().values()
         if least is not None and least < 0:
             raise ValueError("column timestamp has times before 1970")
-        return not_ahead(found, most).fill_null(-1)
+        return filled(not_ahead(found, most), -1)
 
     @cached_property
     def largest(self) -> int:
@@ -128,6 +128,11 @@ def not_ahead(found: pa.Array, most: int | None) -> pa.Array:
         except ValueError as error:
             raise ValueError(f"column timestamp: {error}") from None
     return found
+
+
+def filled(found: pa.Array, value: int) -> pa.Array:
+    """Return an array with `value` instead of nulls. Arrow imports pandas for a Python value, if it is installed: only where needed."""
+    return found.fill_null(value) if found.null_count else found
 
 
 def binary_column(batch: pa.RecordBatch, name: str) -> pa.Array:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kvspool import system
-from kvspool.engine.columns import RECORDS, Columns, cast_column, column_of, items_of, not_ahead, zeros
+from kvspool.engine.columns import RECORDS, Columns, cast_column, column_of, filled, items_of, not_ahead, zeros
 from kvspool.journal.format import Before, Format, JournalBatch
 from kvspool.kernel import kvj, kvj_py
 from kvspool.record import Codec, check_codec
@@ -64,7 +64,7 @@ class JournalColumns(Columns):
         """Return the arguments of `kvj.encode_columns` for the rows. now: the timestamp of rows without one."""
         types, times, codecs = self._columns
         if self._timestamps is not None and self._timestamps.null_count:
-            times = column_of(self._timestamps.fill_null(now), "q")
+            times = column_of(filled(self._timestamps, now), "q")
         return self.key_offsets, self.keys, self.has_key, self.value_offsets, self.values, types, times, codecs, now, self._codec
 
     @cached_property
