@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import create
+from kinds import create
 
 import kvspool
 from kvspool.errors import Closed, KvspoolError, Unencodable, Unsupported

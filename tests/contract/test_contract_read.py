@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from conftest import lose_oldest
+from kinds import lose_oldest
 
 import kvspool
 from kvspool.errors import Closed, GapError, OutOfRange, Unsupported

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from children import in_child
-from conftest import lose_oldest
+from kinds import lose_oldest
 
 import kvspool
 from kvspool.errors import Closed, GapError, NoSuchReader, OutOfRange, ReaderBusy, Unsupported

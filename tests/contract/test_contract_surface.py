@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import typed_program
-from conftest import OPTIONS
+from kinds import OPTIONS
 
 import kvspool
 from kvspool import queue

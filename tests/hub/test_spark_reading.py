@@ -95,9 +95,8 @@ def test_records_overwritten_between_planning_and_reading_fail_the_task_or_are_l
     with caplog.at_level(logging.WARNING, logger="kvspool"):
         found = [offset for batch in lenient.read(partition) for offset in batch.column("offset").to_pylist()]
     assert found == list(range(first, 60))
-    assert [record.message.partition(".")[0] for record in caplog.records] == [
-        f"[KVSPOOL_DATA_LOSS] topic p, partition 1: {lost} of {tmp_path / 'root' / 'p'}"
-    ]
+    (message,) = [record.message for record in caplog.records]
+    assert message.startswith(f"[KVSPOOL_DATA_LOSS] topic p, partition 1: {lost} of {tmp_path / 'root' / 'p'}.")
 
 
 @pytest.mark.parametrize("is_open", [False, True], ids=["not open yet", "open from an earlier task"])
