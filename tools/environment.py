@@ -35,6 +35,8 @@ PYTHON = HOME / "bin" / "python"
 STAMP = HOME / "kvspool-setup.json"
 STAMP_KEYS = {"root", "extras", "metadata", "sources", "compiler", "header", "seems_to_compile", "can_compile", "built"}
 UNFINISHED = HOME / "kvspool-setup.unfinished"
+# Of packages that come without a wheel: pip makes one, and compressing that of PySpark, 450 MB, takes longer than everything else.
+STORED = ["--config-settings", "--build-option=--compression=stored"]
 PROJECT = ["--no-deps", "--no-build-isolation", "--editable", str(ROOT)]  # pip's arguments; builds the compiled twins
 
 PYTHONS = ((3, 13), (3, 12), (3, 11))
@@ -181,7 +183,7 @@ def _set_up(stamp, extras, may_install, lock):
     else:
         _say(f"Installing kvspool[{','.join(extras)}] into {HOME}")
         _pip([python["builders"]], lock)
-        _pip([["--no-build-isolation", *sorted(_requirements(extras) | _lines("options", "install_requires"))], PROJECT], lock)
+        _pip([["--no-build-isolation", *STORED, *sorted(_requirements(extras) | _lines("options", "install_requires"))], PROJECT], lock)
     built = has_twins() or can_compile and _build_in_sight()
     stamp = {
         "root": str(ROOT),
