@@ -5,20 +5,21 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import msgspec
 
 from kvspool.engine.cursor import Cursor
 from kvspool.engine.wakeups import BLIND_POLL, POLL, Watcher
 from kvspool.errors import NoSuchReader
-from kvspool.groups import stats
 from kvspool.groups.share import Arm, Fence, GroupLag, GroupShare, GroupSource, beside, file_name
-from kvspool.groups.stats import GroupStats
 from kvspool.groups.verb import HasGroups
 from kvspool.options import Isolation
 from kvspool.system import disk
 from kvspool.system.handles import Handle
+
+if TYPE_CHECKING:
+    from kvspool.groups.stats import GroupStats
 
 
 class ReaderItems(Protocol):
@@ -119,6 +120,8 @@ class LogGroups(HasGroups):
         """Return the state of each durable reader."""
 
     def groups(self) -> list[GroupStats]:
+        from kvspool.groups import stats
+
         self.check_open()
         lags = {one.name: one.lag for one in self.readers()}
         found = [stats.look(path, {"log": 0}) for path in stats.group_files(beside(self.path))]

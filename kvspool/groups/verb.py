@@ -1,18 +1,18 @@
-"""The verb `group` of logs, shard sets and hub roots."""
+"""The verb `group` of logs, shard sets and hub roots. Most logs have no group: `group` imports the rest of this room."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvspool.engine.iteration import Iterations
-from kvspool.groups.files import GroupFiles
-from kvspool.groups.member import Callback, GroupMember
-from kvspool.groups.membership import SHORTEST_SILENCE, Membership
-from kvspool.groups.share import GroupShare
-from kvspool.groups.stats import GroupStats
 from kvspool.options import TIMEOUT, Isolation, check_isolation
+
+if TYPE_CHECKING:
+    from kvspool.groups.member import Callback, GroupMember
+    from kvspool.groups.share import GroupShare
+    from kvspool.groups.stats import GroupStats
 
 
 class HasGroups(ABC):
@@ -42,6 +42,10 @@ class HasGroups(ABC):
         Raises ReaderBusy while a durable reader of that name is open, TooManyMembers, ValueError, LockTimeout, Corruption, Unsupported, and
         the errors of `reader`. Raises PermissionError if this process may not write to the log.
         """
+        from kvspool.groups.files import GroupFiles
+        from kvspool.groups.member import GroupMember
+        from kvspool.groups.membership import SHORTEST_SILENCE, Membership
+
         check_isolation(isolation)
         if max_silence is not None and not SHORTEST_SILENCE <= max_silence <= 1e9:
             raise ValueError(f"max_silence is at least {SHORTEST_SILENCE:g} seconds, not {max_silence}; None for no limit")
