@@ -94,16 +94,6 @@ def holder(path: Path) -> str:
         return _described(fd) if system.port.is_locked(fd, _BYTE) else ""
 
 
-def is_group(path: Path) -> bool:
-    """Return whether members of a group hold a lock file."""
-    try:
-        file = Descriptor(path, os.O_RDONLY)
-    except FileNotFoundError:
-        return False
-    with file as fd:
-        return system.port.is_shared(fd, _BYTE)
-
-
 def _words(fd: int) -> tuple[int, ...] | None:
     data = system.port.read(fd, _WORDS.size, 0)
     return _WORDS.unpack(data) if len(data) == _WORDS.size else None

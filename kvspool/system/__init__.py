@@ -351,20 +351,6 @@ class Port:
         # The command's name is in parentheses and may contain any character, so count from the last one.
         return int(text.rpartition(")")[2].split()[19])
 
-    def count_threads(self) -> tuple[int, int]:
-        """Return the number of threads of this process, and of all visible processes of its user."""
-        ours, found, user = 0, 0, os.getuid()
-        for name in os.listdir("/proc"):
-            if not name.isdigit():
-                continue
-            with suppress(OSError):
-                if os.stat(f"/proc/{name}").st_uid == user:
-                    text = Path(f"/proc/{name}/stat").read_text(encoding="utf-8", errors="replace")
-                    threads = int(text.rpartition(")")[2].split()[17])
-                    found += threads
-                    ours = threads if int(name) == os.getpid() else ours
-        return ours, found
-
     def processes_with(self, files: set[tuple[int, int]]) -> list[int]:
         """Return the ids of the visible processes that have one of these files, each a device and an inode, open, in order."""
         found = []
