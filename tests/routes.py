@@ -19,6 +19,7 @@ from parking import parked
 import kvspool
 import shard
 from kvspool.kernel import frames
+from kvspool.queue import chain
 from kvspool.spool import spool
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -64,7 +65,7 @@ def route(call: Callable[[], Any]) -> tuple[Route, Route]:
 
 def calls(directory: Path) -> dict[str, Callable[[], Any]]:
     """Return calls by name, of logs that did the same before: so nothing is opened, and no log looks for its files."""
-    spool.LOOK_EVERY = 3600 * 10**9  # otherwise a slow machine checks at some calls whether the log still exists
+    spool.LOOK_EVERY = chain.LOOK_EVERY = 3600 * 10**9  # otherwise a slow machine checks at some calls whether the log still exists
     kinds: dict[str, dict[str, Any]] = {"spool": {"capacity": "1MiB"}, "kvj": {}, "sej": {}, "fflg": {}}
     kinds["fixed"] = {"item_bytes": 8, "items_per_blob": 1000}
     found: dict[str, Callable[[], Any]] = {}
@@ -98,6 +99,18 @@ def calls(directory: Path) -> dict[str, Callable[[], Any]]:
     waiting.append(bytes(8))
     following = parked(waiting, waiting)
     found["kvj: follow, waiting"] = lambda: (waiting.append(bytes(8)), next(following))
+    for level in ("memory", "disk"):
+        queue: Any = kvspool.queue.create(directory / f"queue-{level}", durability=level)
+        queue.put_many([bytes(8)] * 1000)
+        found |= {
+            f"queue, {level}: put": lambda queue=queue: queue.put(bytes(8)),
+            f"queue, {level}: get": lambda queue=queue: queue.get(),
+            f"queue, {level}: put_many": lambda queue=queue: queue.put_many([bytes(8)] * 3),
+            f"queue, {level}: get_many": lambda queue=queue: queue.get_many(3),
+            f"queue, {level}: get_if": lambda queue=queue: queue.get_if(bool),
+            f"queue, {level}: peek": lambda queue=queue: queue.peek(),
+            f"queue, {level}: iterate": lambda queue=queue: list(queue),
+        }
     shards = shard.create(directory / "shards", prefix="p", bits=1, capacity="64KiB")
     found["shards: append"] = lambda: shards.append(bytes(8), key=b"key")
     found["shards: read"] = lambda: list(shards.read())
