@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -296,26 +293,6 @@ def test_only_the_output_mode_append_is_possible(spark: SparkSession, folder: Pa
         writer.trigger(availableNow=True).start(str(tmp_path / "root")).awaitTermination(100)
     assert words in told(failure)
     assert values(tmp_path / "root") == []
-
-
-@pytest.mark.timeout(300)  # another JVM
-def test_a_driver_that_is_killed_between_write_and_commit_continues_with_its_checkpoint(
-    spark: SparkSession, folder: Path, tmp_path: Path
-) -> None:
-    root, checkpoint = tmp_path / "root", tmp_path / "checkpoint"
-    script = Path(__file__).parent / "killed_driver.py"
-    killed = subprocess.run(
-        [sys.executable, str(script), str(folder), str(root), str(checkpoint)],
-        env={**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},
-        capture_output=True,
-        timeout=200,
-        check=False,
-    )
-    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()[-3000:]
-    assert values(root) == list(range(2 * PER_FILE)), "the second batch is there"
-    assert not (checkpoint / "commits" / "1").exists() and (checkpoint / "offsets" / "1").exists()
-    run(stream(spark, folder), root, checkpoint)
-    assert values(root) == list(range(3 * PER_FILE))
 
 
 def test_tasks_of_two_queries_append_to_the_same_shards_at_once(spark: SparkSession, folder: Path, tmp_path: Path) -> None:
