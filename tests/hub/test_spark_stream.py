@@ -183,6 +183,23 @@ def test_what_was_overwritten_fails_the_query_with_its_place_or_is_left_out(star
     assert len(set(found)) == len(found)
 
 
+def test_retention_that_passes_what_a_stream_has_not_read_is_an_error_or_a_counted_gap(
+    start: Callable[..., StreamingQuery], tmp_path: Path
+) -> None:
+    path = tmp_path / "events"
+    with kvspool.create(path, format="kvj", segment_bytes=4096) as log:
+        log.append_many([b"%050d" % at for at in range(100)])
+        found = run(start, path).values()
+        log.append_many([b"%050d" % at for at in range(100, 1000)])
+        assert log.trim(Retention(max_bytes=16384)).removed_records > 100
+        first = log.stats().first_sequence
+    with pytest.raises(Exception, match="KVSPOOL_DATA_LOSS") as failure:
+        run(start, path)
+    assert f"topic 'events', partition 0: offsets 100 to {first - 1}" in told(failure)
+    found += run(start, path, failOnDataLoss="false").values()
+    assert found == [f"{at:050}" for at in (*range(100), *range(first, 1000))]
+
+
 def test_a_log_that_was_replaced_under_a_checkpoint_is_noticed(start: Callable[..., StreamingQuery], tmp_path: Path) -> None:
     path = tmp_path / "events"
     for _ in range(2):
