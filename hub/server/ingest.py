@@ -2,8 +2,8 @@
 
 The hub first sends `Opened`. Then each `Put` is stored, or `Refused`: after that nothing more of its shard is accepted in this call, while
 the other shards continue. The hub acknowledges stored batches when the client asks for it, after `UNASKED` bytes, or after `UNHEARD`
-seconds: a client that hears nothing for long gives up its connection, and comes again. At the level "disk" it flushes the shards with new
-records before that. Batches that arrive meanwhile are covered by its next flush.
+seconds. Without that, a client that hears nothing for long would close its connection and open another one. At the level "disk" the hub
+flushes the shards with new records first. Batches that arrive meanwhile are covered by its next flush.
 
 An `IngestSession` stores, and says what to answer; it knows nothing of the network. `Exchange` reads and writes the messages of a call.
 """
@@ -180,7 +180,7 @@ class Exchange(Handle):
         taken = ExitStack()
         try:
             with self._openings.admitted():
-                async with self._openings.turns:
+                async with self._openings.slots:
                     opened = await self._call.run(self._session.open, taken)
             await self._answer(opened)
             is_done = await self._listen(first)

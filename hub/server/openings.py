@@ -1,8 +1,8 @@
 """The calls of shippers that are being opened: a bounded number. The hub refuses others before any work, with the time until a retry.
 
 To open a call, the hub finds or makes its shards. When thousands of clients connect at once, many would wait until they time out, and then
-retry. The hub would work for calls that are gone. So it accepts only as many as it can open soon. It opens a few of them at a time, and
-stores records of opened calls meanwhile: otherwise all would be served equally slowly, and most of them too late.
+retry. The hub would work for calls that are gone. So it accepts only as many as it can open soon. It opens a few of them at a time.
+Meanwhile it stores the records of opened calls. Otherwise all clients would be served equally slowly, and most of them too late.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from hub.errors import HubFull
 from kvspool import system
 from kvspool.system.handles import Handle
 
-MOST = 512  # calls that are being opened, or wait for their turn
-AT_ONCE = 4  # calls whose turn it is: fewer than there are threads
+MOST = 512  # calls that are being opened, or wait for that
+AT_ONCE = 4  # calls that are opened at a time: fewer than there are threads
 LEAST_WAIT, LONGEST_WAIT = 1.0, 60.0  # seconds
 WEIGHT = 0.1  # of the last call in the mean time between two
 
 
 class Openings(Handle):
-    """Counts the calls that are being opened. Thread-safe, except for the turns."""
+    """Counts the calls that are being opened. Thread-safe, except for the slots."""
 
     def __init__(self, most: int = MOST) -> None:
         self.refused = 0  # refused calls
-        self.turns = asyncio.Semaphore(AT_ONCE)  # for the event loop
+        self.slots = asyncio.Semaphore(AT_ONCE)  # for the event loop
         self._most = most
         self._count = 0
         self._mean = 0.0  # seconds between the ends of two of them, while others wait

@@ -1,7 +1,7 @@
 """Accepted connections for which there is no place yet.
 
-A connection that is refused before its handshake can't be told when to come again. So it isn't refused at once: for some seconds, it waits
-for the place of another one, unread. If all connections of the room are of one address, they hold up no other address.
+A connection that is refused before its handshake gets no message, and so no time for a retry. So it isn't refused at once: for some
+seconds, it waits for the place of another one, unread.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ class HubShards:
                     extents = self._look()
                 except Conflict:
                     if not (waiting := [hub for hub in self._hubs if hub.outage.is_away and len(self._hubs) > 1]):
-                        if not self._may_be_settled():
+                        if not self._may_be_resolved():
                             raise  # no hub that is away can show the order of the logs
                         system.port.sleep(FIRST_BACKOFF)
                         continue
@@ -142,10 +142,10 @@ class HubShards:
             due = min(hub.outage.retry_at for hub in waiting)
             system.port.sleep(max(FIRST_BACKOFF, due - system.port.monotonic()))
 
-    def _may_be_settled(self) -> bool:
-        """Return whether a running query should go on waiting until the hubs know the order of a client's logs.
+    def _may_be_resolved(self) -> bool:
+        """Return whether a running query should wait longer, until the hubs know the order of a client's logs.
 
-        A hub that was away has only an earlier log, and one that lost its disk only a later one, until the client's shipper has returned.
+        Until the client's shipper returns, a hub that was away has only an earlier log. One that lost its disk has only a later one.
         """
         now = system.port.monotonic()
         if self._disputed_since is None:

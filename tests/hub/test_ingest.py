@@ -381,12 +381,12 @@ def test_a_superseded_call_counts_no_longer(server: HubServer) -> None:
 def test_records_of_opened_calls_are_stored_while_others_wait_to_be_opened(server: HubServer) -> None:
     with Call(server) as opened:
         assert isinstance(opened.hear(), Opened)
-        turns = server.openings.turns = asyncio.Semaphore(0)
+        slots = server.openings.slots = asyncio.Semaphore(0)
         with Call(server, Opening(1, "other", 0, [ShippedLog(0, LOG, 0)])) as waiting:
             eventually(lambda: len(server.openings) == 1)
             opened.put(Put(0, 0, 0, 3, True), rows(0, 3))
             assert opened.hear() == Acknowledged([(0, 3)], 1)
-            server.listener.run_soon(turns.release)
+            server.listener.run_soon(slots.release)
             assert isinstance(waiting.hear(), Opened)
 
 

@@ -1,4 +1,4 @@
-"""What campaigns see of logs from outside, and commands of kvspool that they run in their own process."""
+"""The positions of logs, as campaigns see them from outside, and commands of kvspool in the process of a campaign."""
 
 from __future__ import annotations
 
