@@ -544,7 +544,7 @@ class Journal(Log):
         They don't depend on its records. A copy of its directory has them, too. Raises Corruption for damaged settings.
         """
         if not self._id:
-            self._id = bytes.fromhex(self._home.id) or self.read_log_id()
+            self._id = self.read_log_id()
         return self._id
 
     def read_log_id(self) -> bytes:
