@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from contextlib import suppress
@@ -45,6 +46,7 @@ HEARTBEAT = 1.0  # seconds between two heartbeats of a durable reader that hasn'
 PATIENCE = 1.0  # seconds to wait for a log's lock; meanwhile no other log of the shipper is sent
 RESTORED_AFTER = 10_000_000_000  # ns after a heartbeat of the durable reader during which its process may have sent records
 
+logger = logging.getLogger("kvspool.ship")
 _PASSING = (LockTimeout, ReaderBusy, TooManyReaders, Corruption, CopyUnreachable)  # and each OSError of the system itself
 
 
@@ -191,6 +193,9 @@ class LogSender(Handle):
         put = Put(self.index, rows.first, self.sent, max(self.log.end(), rows.end), ask, self._elsewhere)
         if rows.first > self.sent:
             self._gaps.append((self.sent, rows.first))
+        if rows.first > (lost := max(self.sent, self.acked)) and self._copies is not None:
+            words = "%s: sequences %d to %d are declared lost to %s: the log has forgotten them, and no hub has them"
+            logger.warning(words, self.path, lost, rows.first - 1, self.location)
         self.sent = rows.end
         self.records += rows.batch.num_rows
         return put
