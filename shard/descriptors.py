@@ -54,6 +54,6 @@ def _with_what_is_stored(few: TooFewDescriptors, error: OSError) -> TooFewDescri
     return few
 
 
-def affordable(most: int, part: int) -> int:
-    """Return how many logs to keep open: `most`, or as many as a part of the descriptors allows; at least one."""
-    return max(1, min(most, system.port.file_limit() // part // PER_LOG))
+def affordable(most: int, part: int, each: int = PER_LOG) -> int:
+    """Return how many logs to keep open: `most`, or as many as a part of the descriptors allows, with so many for each; at least one."""
+    return max(1, min(most, system.port.file_limit() // part // each))

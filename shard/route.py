@@ -108,7 +108,8 @@ class ShardDirectories:
 
     def paths(self, root: Path) -> list[tuple[int, Path]]:
         """Return index and path of each existing shard, in order."""
-        return [(index, root / directory_name(self.prefix, self.bits, index)) for index in sorted(self.indexes[self.bits])]
+        bits = self.bits
+        return [(index, root / directory_name(self.prefix, bits, index)) for index in sorted(self.indexes[bits])]
 
 
 def scan(root: Path) -> dict[str, ShardDirectories]:

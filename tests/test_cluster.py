@@ -253,6 +253,16 @@ def test_names_that_no_host_can_have_are_refused(names: list[str]) -> None:
         Cluster(names)
 
 
+def test_each_acknowledged_record_is_at_two_hubs_and_at_each_reader_once_though_hubs_and_links_fail(cluster: Cluster) -> None:
+    cluster.close()
+    words = [sys.executable, str(TOOLS / "faults" / "copies"), "3", "--seed", "4", "--longest", "0.3", "--no-spark", "--json"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-3000:]
+    counts = json.loads(done.stdout)
+    assert counts["records"] == counts["records of the readers"] > 200  # two hubs, and two readers
+    assert sum(counts[f"packets {name}"] for name in ("cut", "lost", "delayed", "reordered", "duplicated"))
+
+
 def test_each_acknowledged_record_is_at_the_hub_once_though_hosts_and_links_fail(cluster: Cluster) -> None:
     cluster.close()  # it has shown that there may be one
     words = [sys.executable, str(TOOLS / "faults" / "cluster"), "2", "--seed", "172", "--longest", "0.3", "--json"]

@@ -60,10 +60,10 @@ class Run(NamedTuple):
 
 
 class Server(NamedTuple):
-    """A server in another process."""
+    """A server in another process, or several; their locations are separated by commas."""
 
     location: str
-    pid: int
+    pids: tuple[int, ...]
 
 
 # Servers.
@@ -79,6 +79,18 @@ def hub_server(folder: Path, pki: Path | None, level: str = "process") -> Iterat
 
 
 @contextmanager
+def hub_servers(folder: Path, pki: Path | None, level: str, count: int) -> Iterator[Server]:
+    """Serve hubs with empty roots."""
+    with ExitStack() as stack:
+        found = []
+        for number in range(count):
+            own = folder / f"hub{number}"
+            own.mkdir(exist_ok=True)
+            found.append(stack.enter_context(hub_server(own, pki, level)))
+        yield Server(",".join(one.location for one in found), tuple(pid for one in found for pid in one.pids))
+
+
+@contextmanager
 def serving(root: Path, folder: Path, pki: Path | None, level: str = "process") -> Iterator[Server]:
     """Serve a root; the hub's output goes to a file in `folder`."""
     command = [str(KVSPOOL), "hub", "serve", "--root", str(root), "--listen", "127.0.0.1:0", "--anonymous", "--no-page", "--json"]
@@ -91,7 +103,7 @@ def serving(root: Path, folder: Path, pki: Path | None, level: str = "process") 
         said = process.stdout.readline()  # type: ignore[union-attr]
         if not said:
             raise SystemExit(f"the hub did not start:\n{(folder / 'hub.log').read_text()}")
-        yield Server(json.loads(said)["location"], process.pid)
+        yield Server(json.loads(said)["location"], (process.pid,))
     finally:
         process.terminate()
         process.wait()
@@ -160,7 +172,7 @@ def started(target: Callable[..., None], argument: object) -> Iterator[tuple[int
 def bare_server(pki: Path | None, folder: Path | None) -> Iterator[Server]:
     """Serve a `DoPut` that stores nothing, or writes the batches to files in a folder."""
     with started(_bare, (pki, folder)) as (port, pid):
-        yield Server(f"{'grpc' if pki is None else 'grpc+tls'}://127.0.0.1:{port}", pid)
+        yield Server(f"{'grpc' if pki is None else 'grpc+tls'}://127.0.0.1:{port}", (pid,))
 
 
 # Clients.
@@ -170,7 +182,8 @@ def _ship(source: Path, location: str, authorities: bytes | None, gate: Any, spe
     from hub.client.connection import Security
     from hub.client.shipper import Shipper
 
-    with Shipper(source, location, client=source.name, security=Security(authorities=authorities)) as shipper:
+    locations = location.split(",")
+    with Shipper(source, locations, client=source.name, copies=len(locations), security=Security(authorities=authorities)) as shipper:
         gate.wait()
         before = time.process_time()
         shipper.run(until_empty=True)
@@ -218,18 +231,18 @@ def together(targets: list[tuple[Callable[..., None], tuple[object, ...]]], reco
     for process in processes:
         process.start()
     gate.wait(60)
-    before, start = used(server.pid), time.perf_counter()
+    before, start = used(*server.pids), time.perf_counter()
     client = sum(spent.get(timeout=300) for _ in processes)
     seconds = time.perf_counter() - start
     for process in processes:
         process.join()
-    return Run(records / seconds, seconds, client, used(server.pid) - before)
+    return Run(records / seconds, seconds, client, used(*server.pids) - before)
 
 
-def used(pid: int) -> float:
-    """Return the processor seconds of a process."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+def used(*pids: int) -> float:
+    """Return the processor seconds of processes, together."""
+    fields = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
+    return sum(int(one[11]) + int(one[12]) for one in fields) / os.sysconf("SC_CLK_TCK")
 
 
 class Sources:
@@ -245,11 +258,11 @@ class Sources:
                 for _ in range(records // 10_000):
                     log.append_many([b"x" * value] * 10_000)
 
-    def shipped(self, folder: Path, pki: Path | None, level: str = "process") -> Run:
-        """Ship all to an empty hub."""
+    def shipped(self, folder: Path, pki: Path | None, level: str = "process", copies: int = 1) -> Run:
+        """Ship all to an empty hub, or to as many as there are to be copies."""
         self._forget()
         authorities = None if pki is None else (pki / "ca.pem").read_bytes()
-        with hub_server(folder, pki, level) as server:
+        with hub_servers(folder, pki, level, copies) as server:
             targets = [(_ship, (path, server.location, authorities)) for path in self.paths]
             return together(targets, self.records * len(self.paths), server)  # type: ignore[arg-type]
 
@@ -287,7 +300,7 @@ def cases(folder: Path, rounds: int, wanted: Callable[[str], bool], size: Size) 
     pki = folder / "pki"
     names = ["--name", "localhost", "--name", "127.0.0.1"]
     subprocess.run([str(KVSPOOL), "hub", "certificate", "init", str(pki), *names], check=True, stdout=subprocess.DEVNULL)
-    for name, case in (("ingest", ingest), ("disk", disk), ("latency", latency), ("resume", resume), ("list", listing)):
+    for name, case in (("ingest", ingest), ("copies", copies), ("disk", disk), ("latency", latency), ("resume", resume), ("list", listing)):
         if wanted(f"hub {name}"):
             yield from case(folder, pki, rounds, size)
 
@@ -300,6 +313,14 @@ def ingest(folder: Path, pki: Path, rounds: int, size: Size) -> Iterator[dict[st
     sources.remove()
     for floor, name, bar in ((1, "Flight DoPut, kept nowhere", 0.65), (2, "Flight DoPut, buffers written to files", 0.9)):
         yield compared(f"hub ingest: {size.clients} clients, TLS", "M/s", name, [(one[0], one[floor]) for one in found], bar)
+
+
+def copies(folder: Path, pki: Path, rounds: int, size: Size) -> Iterator[dict[str, object]]:
+    """Four clients with records of 100 bytes, over TLS, each to two hubs; compared with one hub."""
+    sources = Sources(folder, size.clients, size.records)
+    pairs = [(sources.shipped(folder, pki, copies=2), sources.shipped(folder, pki)) for _ in range(rounds + size.warm_ups)]
+    sources.remove()
+    yield compared(f"hub copies: {size.clients} clients, TLS, two hubs", "M/s", "one hub", pairs[size.warm_ups :], 0.55)
 
 
 def disk(folder: Path, pki: Path, rounds: int, size: Size) -> Iterator[dict[str, object]]:

@@ -86,7 +86,8 @@ def add(subparsers: Any) -> None:
     parser.add_argument(
         "--level", choices=("process", "disk"), help="of a mirror: its records survive a crash of the process, or of the machine (process)"
     )
-    parser.add_argument("--linger", type=options.seconds, metavar="S", default=0.002, help="wait for more, seconds (default: %(default)s)")
+    lingering = "between two batches that aren't full, seconds (default: %(default)s)"
+    parser.add_argument("--linger", type=options.seconds, metavar="S", default=0.002, help=lingering)
     parser.add_argument(
         "--status", metavar="ADDRESS", help="serve the state at a loopback HOST:PORT or a socket's path: /status, /metrics, /healthz"
     )

@@ -9,6 +9,7 @@ from contextlib import closing
 import msgspec
 
 from hub.client import timeline
+from hub.client.answers import gather
 from hub.client.connection import Security
 from hub.client.one_hub import OneHub
 from hub.errors import Conflict, HubError
@@ -88,22 +89,12 @@ def compare(locations: Sequence[str], security: Security, copies: int | None = N
 def _ask(locations: Sequence[str], security: Security) -> tuple[dict[str, States], dict[str, HubError]]:
     """Return the shards at each hub that answers, and the errors of the others."""
 
-    def ask(location: str) -> States | HubError:
-        try:
-            with closing(OneHub(location, security, TIMEOUT)) as hub:
-                return {(one.client, one.shard): check_state(one) for one in hub.changes().shards}
-        except HubError as error:
-            return error
+    def ask(location: str) -> States:
+        with closing(OneHub(location, security, TIMEOUT)) as hub:
+            return {(one.client, one.shard): check_state(one) for one in hub.changes().shards}
 
-    states: dict[str, States] = {}
-    errors: dict[str, HubError] = {}
     with ThreadPoolExecutor(len(locations), "kvspool hub status") as pool:
-        for location, answer in zip(locations, pool.map(ask, locations), strict=True):
-            if isinstance(answer, HubError):
-                errors[location] = answer
-            else:
-                states[location] = answer
-    return states, errors
+        return gather({pool.submit(ask, location): location for location in locations})
 
 
 def compared(states: Mapping[str, States]) -> list[ComparedShard]:

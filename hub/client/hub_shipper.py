@@ -4,9 +4,9 @@ Each log has a sender with a durable reader; one call carries all senders. The s
 acknowledged. After a crash or an outage the hub reports what it has stored, and the senders continue from there. Unacknowledged records
 are still in the log, so they need no memory here: a sender reads them again.
 
-**Batches.** Available records are sent at once, up to `batch_bytes` of each sender in turn. If fewer are available, the shipper waits for
-`linger` seconds, so that single records travel together. At most `window` bytes of all senders together, plus one batch, are sent without
-an acknowledgement: each batch waits until fewer bytes are unacknowledged.
+**Batches.** Available records are sent at once, up to `batch_bytes` of each sender in turn. If fewer are available, the next ones are sent
+`linger` seconds later, so that single records travel together. At most `window` bytes of all senders together, plus one batch, are sent
+without an acknowledgement: each batch waits until fewer bytes are unacknowledged.
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ COMMIT_INTERVAL = 0.1  # seconds between two commits of the durable readers
 PING_INTERVAL = 5.0  # seconds without anything to send after which the hub is pinged
 IMPATIENT_POLL = 0.05  # seconds between two checks with `until_empty`
 FIRST_BACKOFF, LONGEST_BACKOFF = 0.05, 30.0  # seconds
-LONGEST_BLIND_POLL = 0.05  # seconds between two checks without inotify, after a while without records
+LONGEST_BLIND_POLL = 0.5  # seconds between two checks without inotify, after some seconds without records
 MOST_PATIENCE = 64  # times `silence`: the longest wait for an answer over a slow network
+BLIND_GROWTH = 1.1  # of these pauses: each is about a tenth of the time without records
 KEEP_ALIVE = 1.0  # seconds between two heartbeats of the durable readers during an outage
 logger = logging.getLogger("kvspool.ship")
 
@@ -300,6 +301,8 @@ class ShipSession(Handle):
         self._unsent: tuple[LogSender, SequencedBatch] | None = None
         self._unanswered: deque[int] = deque()  # bytes covered by each unanswered question
         self._unasked = 0
+        self._sent_at = 0.0
+        self._was_idle = False
         self._committed = self._pinged = self._looked = system.port.monotonic()
         for place in opened.places:
             sender = shipper.senders[place.index]
@@ -377,6 +380,7 @@ class ShipSession(Handle):
         self._unasked += size
         if ask:
             self._note_question()
+        self._sent_at = system.port.monotonic()
         self._connection.put(put, rows.batch)
         self._shipper.counted(size)
 
@@ -437,8 +441,14 @@ class ShipSession(Handle):
         return self._until_empty and not self._unanswered and all(sender.is_sent for sender in self._senders)
 
     def _rest(self, *, is_idle: bool) -> None:
-        """Wait until more records arrive, and then briefly for those that follow them."""
-        if is_idle:
+        """Wait until more records arrive; after records, briefly for those that follow them."""
+        if not is_idle:
+            self._was_idle = False
+            self._pause(self._sent_at + self._shipper.linger - system.port.monotonic())
+        else:
+            if self._was_idle:  # it may be woken for nothing, again and again
+                self._pause(self._shipper.linger)
+            self._was_idle = True
             now = system.port.monotonic()
             if now >= self._pinged + PING_INTERVAL:
                 self._ask()
@@ -446,8 +456,11 @@ class ShipSession(Handle):
                 self._looked = now
                 self._look_for_vanished()
             self._waiter.sleep(self._senders, IMPATIENT_POLL if self._until_empty else POLL)
-        if self._shipper.linger:
-            system.port.sleep(self._shipper.linger)
+
+    @staticmethod
+    def _pause(seconds: float) -> None:
+        if seconds > 0:
+            system.port.sleep(seconds)
 
     def _look_for_vanished(self) -> None:
         """Look for deleted logs. A journal's cursor that has found nothing then also looks for later segments, after a repair."""
@@ -463,6 +476,7 @@ class _Waiter(Handle):
     def __init__(self) -> None:
         self._watcher = Watcher()
         self._watched: dict[int, object] = {}
+        self._pause = BLIND_POLL  # seconds until the next check without inotify
 
     def sleep(self, senders: list[LogSender], timeout: float) -> None:
         """Wait up to `timeout` seconds; may return early, or without new records."""
@@ -478,6 +492,7 @@ class _Waiter(Handle):
             cursor.ask()
             is_rung = is_rung and cursor.is_rung
         if timeout and any(not sender.is_sent for sender in senders):
+            self._pause = BLIND_POLL
             return
         if is_rung and not self._watcher.is_blind:
             self._watcher.wait(timeout)
@@ -485,15 +500,15 @@ class _Waiter(Handle):
             self._wait_for_work(senders, timeout)
 
     def _wait_for_work(self, senders: list[LogSender], timeout: float) -> None:
-        """Wait without inotify, because the system has no watch left: check only the ends, less often as time passes.
+        """Wait without inotify, because the system has no watch left: check only the ends, less often the longer there are no records.
 
         A process with many shippers would use up a processor by checking everything every few milliseconds.
         """
-        left, pause = timeout, BLIND_POLL
+        left = timeout
         while left > 0 and all(sender.is_sent for sender in senders):
-            system.port.sleep(min(left, pause))
-            left -= pause
-            pause = min(2 * pause, LONGEST_BLIND_POLL)
+            system.port.sleep(min(left, self._pause))
+            left -= self._pause
+            self._pause = min(BLIND_GROWTH * self._pause, LONGEST_BLIND_POLL)
 
     def close(self) -> None:
         self._watcher.close()

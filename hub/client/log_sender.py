@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from contextlib import suppress
@@ -41,9 +42,11 @@ LOOK_AGAIN = 1.0  # seconds between two checks whether a deleted log was recreat
 TRY_AGAIN = 10.0  # seconds until a retry after an error on this host; all senders begin a new call then
 ASK_AGAIN = 60.0  # seconds until a retry after a shard was damaged at the hub
 SETTLES = 2.0  # seconds after a call during which the hub may store what had arrived
+HEARTBEAT = 1.0  # seconds between two heartbeats of a durable reader that hasn't moved
 PATIENCE = 1.0  # seconds to wait for a log's lock; meanwhile no other log of the shipper is sent
 RESTORED_AFTER = 10_000_000_000  # ns after a heartbeat of the durable reader during which its process may have sent records
 
+logger = logging.getLogger("kvspool.ship")
 _PASSING = (LockTimeout, ReaderBusy, TooManyReaders, Corruption, CopyUnreachable)  # and each OSError of the system itself
 
 
@@ -97,6 +100,7 @@ class LogSender(Handle):
             self.acked = ours or 0  # or enough hubs have those below
         start: Start = max(others, default="earliest") if self._is_moved else "earliest"
         self.reader = log.reader(self._name, start)
+        self._beat = 0.0  # when the reader last sent a heartbeat
         self._is_gone = False
         self._damaged_at: int | None = None  # where the log could not be read; it may be repaired
 
@@ -189,6 +193,9 @@ class LogSender(Handle):
         put = Put(self.index, rows.first, self.sent, max(self.log.end(), rows.end), ask, self._elsewhere)
         if rows.first > self.sent:
             self._gaps.append((self.sent, rows.first))
+        if rows.first > (lost := max(self.sent, self.acked)) and self._copies is not None:
+            words = "%s: sequences %d to %d are declared lost to %s: the log has forgotten them, and no hub has them"
+            logger.warning(words, self.path, lost, rows.first - 1, self.location)
         self.sent = rows.end
         self.records += rows.batch.num_rows
         return put
@@ -236,7 +243,7 @@ class LogSender(Handle):
             return True  # it is gone; `refuse_vanished` reports that
 
     def commit(self) -> None:
-        """Commit the hub's last acknowledgement in the durable reader; if it is unchanged, this is only a heartbeat.
+        """Commit the hub's last acknowledgement in the durable reader; if it is unchanged, this is only a heartbeat, now and then.
 
         With several hubs, the commit is also what enough of them have acknowledged.
         """
@@ -245,6 +252,9 @@ class LogSender(Handle):
             if reached > self.reader.sequence:
                 with suppress(OutOfRange):  # after a power failure the hub has records that the log has lost
                     self.reader.seek(reached)
+            elif system.port.monotonic() < self._beat + HEARTBEAT:
+                return
+            self._beat = system.port.monotonic()
             self.reader.commit()
 
     def keep_alive(self) -> None:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor
-from concurrent.futures import wait as wait_for
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import NoReturn, TypeVar
 
 import msgspec
 
 from hub.client import timeline
+from hub.client.answers import gather
 from hub.client.connection import Security
 from hub.client.copies import Answer, Copy, CopyReader, no_hub_has
 from hub.client.one_hub import OneHub
@@ -117,30 +117,15 @@ class SeveralHubs(Handle):
         """
         if self._is_closed:
             raise Closed(f"the connection to {self.location} was closed; connect again")
-        found: dict[_Member, T] = {}
-        errors: dict[str, HubError] = {}
+        errors: dict[_Member, HubError] = {}
         now = system.port.monotonic()
         for is_resting in (False, True):
             some = [one for one in self._members if (one.outage.retry_at > now and not everyone) == is_resting]
-            calls = {self._pool.submit(one.do, call): one for one in some}
-            self._gather(calls, found, errors, least)
+            found, failed = gather({self._pool.submit(one.do, call): one for one in some}, least)
+            errors |= failed
             if found:
                 return found
-        _raise({one.location: errors.get(one.location) or Unreachable("no answer") for one in self._members})
-
-    def _gather(self, calls: dict[Future[T], _Member], found: dict[_Member, T], errors: dict[str, HubError], least: float) -> None:
-        waiting = set(calls)
-        left: float | None = None
-        while waiting and (left is None or left > 0):
-            done, waiting = wait_for(waiting, left, FIRST_COMPLETED)
-            for future in done:
-                try:
-                    found[calls[future]] = future.result()
-                except HubError as error:
-                    errors[calls[future].location] = error
-            if found and left is None:
-                until = system.port.monotonic() + least
-            left = until - system.port.monotonic() if found else None
+        _raise({one.location: errors.get(one) or Unreachable("no answer") for one in self._members})
 
     # Shards.
 

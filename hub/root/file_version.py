@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
+from hub.root.generations import GENERATIONS
 from kvspool import system
 from kvspool.errors import KvspoolError
 from shard.merged import Log
@@ -38,9 +39,11 @@ UNSTABLE = FileVersion(-1, -1, -1)  # equal to no file's
 
 
 class JournalVersion(NamedTuple):
-    """The version of an open journal. Each append, trim and repair changes it, and each change of a file next to the segments."""
+    """The version of an open journal. Each append, trim and repair changes it, each change of its table of generations, and each file that
+    is put next to the segments.
+    """
 
-    paths: tuple[str, ...]  # of its directories, and of its last segment
+    paths: tuple[str, ...]  # of its directories, its last segment and its table of generations
     versions: tuple[FileVersion | None, ...]
     is_stable: bool
 
@@ -55,7 +58,7 @@ class JournalVersion(NamedTuple):
             last = segments.path_of(journal.bases()[-1])
         except (KvspoolError, OSError):
             return None  # the caller will get the same error
-        paths = tuple(dict.fromkeys(map(str, (log.path, segments.directory, last))))
+        paths = tuple(dict.fromkeys(map(str, (log.path, segments.directory, last, log.path / GENERATIONS))))
         versions = tuple(map(FileVersion.of, paths))
         return cls(paths, versions, all(version is None or version.is_stable for version in versions))
 

@@ -9,6 +9,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 
 from kvspool.journal import Journal
 from kvspool.system.handles import Handle, close_all
@@ -91,7 +92,7 @@ class OpenJournals(Handle):
         """Close journals without users until at most `most` are open."""
         with self._lock:
             excess = len(self._all) - self.most
-            idle = [one for one in self._all if not one.users][: max(0, excess)] if excess > 0 else []
+            idle = list(islice((one for one in self._all if not one.users), max(0, excess)))
             journals = [self._forget(one) for one in idle]
         close_all([journal for journal in journals if journal is not None])
 

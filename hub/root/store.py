@@ -58,6 +58,7 @@ LOOKS = 8  # unchanged shards that are passed for each one that is counted
 MIRROR_LOCK = "mirror."  # beginning of the names of mirrors' locks, before the short name of the source
 PRIVATE = ".hub"  # directory of the hub's own files, next to the shards
 MOST_OPEN = 4096  # open journals, if half of the descriptors suffice for them
+PER_JOURNAL = 4  # descriptors of one that is appended to; a read or a new segment takes more for a moment
 Key = tuple[str, int]  # client and shard
 
 
@@ -84,7 +85,7 @@ class Store(Handle):
         self.catalogue = Catalogue(root) if catalogue is None else catalogue
         self._maker = ShardMaker(root, folder)
         self._maker.clean()
-        self._journals = OpenJournals(descriptors.affordable(MOST_OPEN, 2))
+        self._journals = OpenJournals(descriptors.affordable(MOST_OPEN, 2, PER_JOURNAL))
         self._lock = threading.Lock()  # held for a few steps, never while a file is opened or written
         self._entering: dict[str, threading.Lock] = {}  # by client
         self._opening = [threading.Lock() for _ in range(STRIPES)]
@@ -119,7 +120,8 @@ class Store(Handle):
                 raise Conflict(str(error)) from None
             if found is not None and any(os.path.lexists(path / MIRRORED) for _, path in found.paths(self.root)):
                 raise Fenced(f"client {client} is mirrored here from another hub; ship to that one")
-            unmade = [index for index, name in enumerate(names) if found is None or self._is_unmade(client, index, self.root / name)]
+            there = set() if found is None else found.indexes[bits]
+            unmade = [at for at, name in enumerate(names) if at not in there or self._is_unmade(client, at, self.root / name)]
             try:
                 self._make([(names[index], logs.get(index, b"")) for index in unmade])
                 if logs:
@@ -144,7 +146,9 @@ class Store(Handle):
                 kvspool.create(self.root / name, format="kvj").close()
 
     def _is_unmade(self, client: str, index: int, path: Path) -> bool:
-        """Return whether a shard doesn't exist, or its creation was interrupted by a crash; a damaged one exists."""
+        """Return whether the creation of a shard was interrupted by a crash; a damaged one exists."""
+        if (client, index) in self._shards:
+            return False
         counted = self._counted.get(client, {}).get(index)
         if counted is not None and counted.is_current:
             return False
@@ -298,6 +302,15 @@ class Store(Handle):
                     for index, counted in sorted(self._counted[client].items())
                 }
                 for client in sorted(self._counted)
+            }
+
+    def used(self) -> dict[str, int]:
+        """Return the counted bytes of each client."""
+        with self._lock:
+            shards = self._shards
+            return {
+                client: sum((shards.get((client, index)) or counted).sizes.used for index, counted in of.items())
+                for client, of in self._counted.items()
             }
 
     def close(self) -> None:

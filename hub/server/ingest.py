@@ -1,8 +1,9 @@
 """One call of a shipper, whose batches are stored and acknowledged.
 
 The hub first sends `Opened`. Then each `Put` is stored, or `Refused`: after that nothing more of its shard is accepted in this call, while
-the other shards continue. The hub acknowledges stored batches when the client asks for it, or after `UNASKED` bytes. At the level
-"disk" it flushes the shards with new records before that. Batches that arrive meanwhile are covered by its next flush.
+the other shards continue. The hub acknowledges stored batches when the client asks for it, after `UNASKED` bytes, or after `UNHEARD`
+seconds. Without that, a client that hears nothing for long would close its connection and open another one. At the level "disk" the hub
+flushes the shards with new records first. Batches that arrive meanwhile are covered by its next flush.
 
 An `IngestSession` stores, and says what to answer; it knows nothing of the network. `Exchange` reads and writes the messages of a call.
 """
@@ -32,10 +33,12 @@ from hub.server.ipc import EncodedBatch
 from hub.server.openings import Openings
 from hub.server.shard_index import is_scarce
 from hub.server.workers import Workers
+from kvspool import system
 from kvspool.errors import KvspoolError
 from kvspool.system.handles import Handle
 
 UNASKED = 8 << 20  # bytes of batches after which an acknowledgement is sent without a question
+UNHEARD = 5.0  # seconds after which the same happens with the next batch
 logger = logging.getLogger("kvspool.hub")
 
 
@@ -64,6 +67,7 @@ class IngestSession:
         self._pending: dict[int, int] = {}  # shard: the sequence below which all is stored, not acknowledged yet
         self._unasked = 0
         self._asked = 0
+        self._answered = system.port.monotonic()  # when the client was last sent something
         self.pause = 0.0  # seconds that the client has to wait for its rate, since the last batch
 
     def open(self, taken: ExitStack) -> list[FromHub]:
@@ -85,6 +89,7 @@ class IngestSession:
             places.append(ResumePoint(log.index, expected, is_known, time))
             self._client.stored(log.index, Outcome(expected), 0)
         self._client.said({log.index: log.end for log in opening.logs})
+        self._answered = system.port.monotonic()
         return [Opened(ingest.VERSION, self.level, self.largest, places), *refusals]
 
     def put(self, put: Put, batch: pa.RecordBatch) -> list[FromHub]:
@@ -119,11 +124,13 @@ class IngestSession:
 
     def is_due(self, message: Put | Ping) -> bool:
         """Return whether an acknowledgement is due after a message."""
-        return isinstance(message, Ping) or message.ask or self._unasked >= UNASKED
+        if isinstance(message, Ping) or message.ask or self._unasked >= UNASKED:
+            return True
+        return system.port.monotonic() > self._answered + UNHEARD
 
     def take_stored(self) -> Acknowledged:
         """Return the acknowledgement of what was stored since the last one."""
-        places, self._pending, self._unasked = self._pending, {}, 0
+        places, self._pending, self._unasked, self._answered = self._pending, {}, 0, system.port.monotonic()
         return Acknowledged(list(places.items()), self._asked)
 
     def flush(self, stored: Acknowledged) -> list[FromHub]:
@@ -173,7 +180,8 @@ class Exchange(Handle):
         taken = ExitStack()
         try:
             with self._openings.admitted():
-                opened = await self._call.run(self._session.open, taken)
+                async with self._openings.slots:
+                    opened = await self._call.run(self._session.open, taken)
             await self._answer(opened)
             is_done = await self._listen(first)
             await self._acknowledge()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from hub.protocol.status import MemberStatus, ReaderStatus
@@ -25,8 +26,8 @@ class LagMonitor:
         self._holds = RetentionHolds(root)
         self._looks_at = 0.0
 
-    def look(self, sizes: dict[str, dict[int, ShardSizes]]) -> None:
-        """Compare the readers' commits with the contents of the shards, unless the last check was a moment ago.
+    def look(self, count: Callable[[], dict[str, dict[int, ShardSizes]]]) -> None:
+        """Compare the readers' commits with the contents of the shards, which `count` returns, unless the last check was a moment ago.
 
         A reader without a position in a shard, or with unreadable ones, has read nothing of it; one with an owner doesn't read that shard.
         """
@@ -34,7 +35,7 @@ class LagMonitor:
         if now < self._looks_at:
             return
         self._looks_at = now + INTERVAL
-        readers = self._holds.readers()
+        sizes, readers = count(), self._holds.readers()
         lags = dict.fromkeys(readers, 0)
         for client, shards in sizes.items():
             for index, one in shards.items():

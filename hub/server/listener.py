@@ -22,9 +22,10 @@ import logging
 import socket
 import ssl
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
+from operator import itemgetter
 
 import msgspec
 
@@ -35,6 +36,7 @@ from hub.server.http2 import Budgets
 from hub.server.limits import Address, ConnectionTable, Limits, Peer, Reason
 from hub.server.slots import LATER, CallSlots
 from hub.server.streams import WireStream
+from hub.server.waiting_room import WaitingRoom
 from kvspool import system
 from kvspool.errors import Closed
 from kvspool.system.handles import Handle
@@ -43,6 +45,8 @@ BUFFER = 1 << 18  # bytes that are received at once
 BACKLOG = 512  # connections that the kernel queues until they are accepted
 ACCEPTED_AT_ONCE = 64  # then present connections have their turn
 TICK = 1.0  # seconds between two checks of the clock
+ADMIT = 0.02  # seconds to gather places that get free, until those that wait for one get them
+WAITS_FOR_PLACE = Reason.UNAUTHENTICATED, Reason.UNAUTHENTICATED_OF_ADDRESS
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 logger = logging.getLogger("kvspool.hub")
 
@@ -86,12 +90,14 @@ class Listener(Handle):
         self._context = context
         self._on_event = on_event
         self._table = ConnectionTable(self.limits)
+        self._waiting = WaitingRoom(self.limits.unauthenticated, self.limits.handshake_seconds)
         self._connections: set[WireConnection] = set()
         self._accepted = 0
         self._refused = dict.fromkeys(Reason, 0)
         self._cut = dict.fromkeys(Reason, 0)
         self._grace: float | None = None  # seconds; the listener ends
         self._is_accepting = False
+        self._will_admit = False  # one of those that wait, soon
         self._ends = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop
         self._thread: threading.Thread | None = None
@@ -190,6 +196,7 @@ class Listener(Handle):
         ticking = self._loop.create_task(self._tick())
         await self._ends.wait()
         self._stop_accepting()
+        self._waiting.close()
         for connection in list(self._connections):
             connection.retire(Reason.SHUTDOWN)
         until = system.port.monotonic() + (self._grace or 0.0)
@@ -224,16 +231,27 @@ class Listener(Handle):
                     self._note(self._refused, Reason.EXHAUSTED, self.address)
                     return
                 continue  # the client has left
-            self._open(sock, remote[:2])
+            self._arrived(sock, remote[:2])
 
-    def _open(self, sock: socket.socket, remote: Address) -> None:
+    def _arrived(self, sock: socket.socket, remote: Address) -> None:
         now = system.port.monotonic()
         peer = Peer(remote, now)
         reason = self._table.enter(peer, now)
+        if reason not in WAITS_FOR_PLACE or not self._waiting.add(sock, peer):
+            self._admit(sock, peer, reason)
+
+    def _admit_waiting(self, now: float) -> None:
+        """Give free places to those that wait for one, and refuse those that have waited for too long."""
+        for sock, peer, reason in self._waiting.leave(now, lambda peer: self._table.enter(peer, now)):
+            peer.opened = peer.heard = now
+            self._admit(sock, peer, reason)
+
+    def _admit(self, sock: socket.socket, peer: Peer, reason: Reason | None) -> None:
+        """Serve a connection that has a place, or refuse it for a reason."""
         if reason is not None:
             with suppress(OSError):
                 sock.close()
-            self._note(self._refused, reason, remote)
+            self._note(self._refused, reason, peer.remote)
             return
         self._accepted += 1
         try:
@@ -245,11 +263,24 @@ class Listener(Handle):
     def acquaint(self, connection: WireConnection, name: str) -> None:
         """Note the name of a connection. Raises HubFull."""
         self._table.acquaint(connection.peer, name)
+        self._admit_waiting_soon()
+
+    def _admit_waiting_soon(self) -> None:
+        """Admit connections that wait, at most once in a while: there are hundreds of them when hundreds leave."""
+        if self._waiting and not self._will_admit:
+            self._will_admit = True
+            self._loop.call_later(ADMIT, self._admit_now)
+
+    def _admit_now(self) -> None:
+        self._will_admit = False
+        if not self._ends.is_set():
+            self._admit_waiting(system.port.monotonic())
 
     def left(self, connection: WireConnection, reason: Reason | None) -> None:
         """Forget a closed connection."""
         self._connections.discard(connection)
         self._table.leave(connection.peer)
+        self._admit_waiting_soon()
         if reason is not None:
             self._note(self._cut, reason, connection.peer.remote)
 
@@ -272,6 +303,7 @@ class Listener(Handle):
     def _look(self, now: float) -> None:
         """Accept again after a lack of descriptors, and end what is late."""
         self._accept_again()
+        self._admit_waiting(now)
         for connection in list(self._connections):
             connection.look(now)
         self.slots.refuse_late(now)
@@ -281,20 +313,21 @@ class Listener(Handle):
         """End the slowest calls with memory for which others have waited long."""
         before = now - self.limits.stall_seconds
         streams = [stream for connection in self._connections for stream in connection.session.streams.values()]
-        needed = bytes_missing(self.memory.received, before)
-        if needed:
-            partial = [stream for stream in streams if stream.inward.partial and stream.inward.began < before]
-            for stream in sorted(partial, key=lambda stream: stream.inward.rate):
-                if needed > 0:
-                    needed -= stream.inward.partial
-                    self._abort(stream, "its message takes too long")
-        needed = bytes_missing(self.memory.unsent, before)
-        if needed:
-            unread = [stream for stream in streams if stream.outward.unsent and stream.outward.stalled_since < before]
-            for stream in sorted(unread, key=lambda stream: stream.outward.stalled_since):
-                if needed > 0:
-                    needed -= stream.outward.unsent
-                    self._abort(stream, "its client doesn't read")
+        halves = ((stream.inward, stream) for stream in streams)
+        partial = ((half.rate, half.partial, stream) for half, stream in halves if half.partial and half.began < before)
+        self._end_slowest(bytes_missing(self.memory.received, before), partial, "its message takes too long")
+        queues = ((stream.outward, stream) for stream in streams)
+        unread = ((queue.stalled_since, queue.unsent, stream) for queue, stream in queues if queue.unsent and queue.stalled_since < before)
+        self._end_slowest(bytes_missing(self.memory.unsent, before), unread, "its client doesn't read")
+
+    def _end_slowest(self, needed: int, late: Iterable[tuple[float, int, WireStream]], words: str) -> None:
+        """End calls until so many bytes are free. late: calls, each with a number that is smallest for the slowest one, and its bytes."""
+        if not needed:
+            return
+        for _, size, stream in sorted(late, key=itemgetter(0)):
+            if needed > 0:
+                needed -= size
+                self._abort(stream, words)
 
     def _abort(self, stream: WireStream, words: str) -> None:
         logger.info("ended a call: %s, and others need the memory", words)

@@ -1,11 +1,13 @@
 """The calls of shippers that are being opened: a bounded number. The hub refuses others before any work, with the time until a retry.
 
 To open a call, the hub finds or makes its shards. When thousands of clients connect at once, many would wait until they time out, and then
-retry. The hub would work for calls that are gone. So it accepts only as many as it can open soon.
+retry. The hub would work for calls that are gone. So it accepts only as many as it can open soon. It opens a few of them at a time.
+Meanwhile it stores the records of opened calls. Otherwise all clients would be served equally slowly, and most of them too late.
 """
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,16 +16,18 @@ from hub.errors import HubFull
 from kvspool import system
 from kvspool.system.handles import Handle
 
-MOST = 512  # calls that are being opened
+MOST = 512  # calls that are being opened, or wait for that
+AT_ONCE = 4  # calls that are opened at a time: fewer than there are threads
 LEAST_WAIT, LONGEST_WAIT = 1.0, 60.0  # seconds
 WEIGHT = 0.1  # of the last call in the mean time between two
 
 
 class Openings(Handle):
-    """Counts the calls that are being opened. Thread-safe."""
+    """Counts the calls that are being opened. Thread-safe, except for the slots."""
 
     def __init__(self, most: int = MOST) -> None:
         self.refused = 0  # refused calls
+        self.slots = asyncio.Semaphore(AT_ONCE)  # for the event loop
         self._most = most
         self._count = 0
         self._mean = 0.0  # seconds between the ends of two of them, while others wait
@@ -32,6 +36,11 @@ class Openings(Handle):
 
     def __len__(self) -> int:
         return self._count
+
+    @property
+    def rest(self) -> float:
+        """Return for how many seconds no call has been opened; 0 while one is."""
+        return 0.0 if self._count else system.port.monotonic() - self._ended_at
 
     @contextmanager
     def admitted(self) -> Iterator[None]:

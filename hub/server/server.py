@@ -64,6 +64,8 @@ GRACE = 5.0  # seconds that calls have to end when the hub is closed
 LEAST_FREE = 1 << 30  # bytes of the disk that stay free
 ROUND = 1.0  # seconds between two checks of certificates and stored bytes
 COUNTED_AT_ONCE = 64  # shards that are counted per round
+REST = 0.5  # seconds without a shipper's call that is being opened, after which the first count continues
+LONGEST_DELAY = 60.0  # seconds, of that count
 FIRST_COUNT = 5.0  # seconds for which a status waits for the first count of all shards
 FLUSHES = 16  # concurrent flushes at the level "disk"
 SHARES = 8  # batches of the largest size that the memory of a hub must suffice for
@@ -114,7 +116,7 @@ class HubServer(Handle):
         self.owners = Owners()
         self.lag_monitor = LagMonitor(self.root)
         self.pipelines = Pipelines(self.root)
-        self.retention = Keeper(self.root, self._stored, self.catalogue, self.store.has_sealed)
+        self.retention = Keeper(self.root, self.store.used, self.catalogue, self.store.has_sealed)
         self._cuts = EventLog("refused or cut connections")
         self.authentication = Authentication(access, uses_certificates=certificates is not None and certificates.authority is not None)
         self.service = FlightService(
@@ -242,10 +244,16 @@ class HubServer(Handle):
             logger.exception("maintenance of the hub failed; the hub continues")
 
     def _count_all(self) -> None:
-        """Count every shard once, in parallel with the first calls; until then, shards without a shipper count as empty."""
+        """Count every shard once, while no shipper's call is being opened; until then, shards without a shipper count as empty.
+
+        After a restart, thousands of shippers come back at once. Each of their shards is counted by its call, and not again here.
+        """
+        until = system.port.monotonic() + LONGEST_DELAY
         try:
             while self.store.count(COUNTED_AT_ONCE) and not self._is_over.is_set():
-                pass
+                while self.openings.rest < REST and system.port.monotonic() < until:
+                    if self._is_over.wait(REST / 4):
+                        return
         finally:
             self._is_counted.set()
 
@@ -278,19 +286,15 @@ class HubServer(Handle):
         self.store.count(COUNTED_AT_ONCE)
         writers = self.authentication.access.writers()
         stored = dict.fromkeys((principal.name for principal in writers), 0)
-        for client, used in self._stored().items():
+        for client, used in self.store.used().items():
             for principal in self.owners.of(client, writers):
                 stored[principal.name] += used
         for principal in writers:
             self.meters.of(principal.name, principal.quota).stored = stored[principal.name]
 
     def _look_at_readers(self) -> None:
-        self.lag_monitor.look(self.store.sizes())
+        self.lag_monitor.look(self.store.sizes)
         self.pipelines.look()
-
-    def _stored(self) -> dict[str, int]:
-        """Return the counted bytes of each client."""
-        return {client: sum(one.used for one in shards.values()) for client, shards in self.store.sizes().items()}
 
     # Maintenance.
 

@@ -31,6 +31,7 @@ from kvspool.system.handles import Handle
 from shard import descriptors
 from shard.errors import ShardError
 from shard.merged import Log
+from shard.route import ShardDirectories
 from shard.shardset import open_shard
 
 LOOK = 0.25  # seconds between two checks of all shards
@@ -71,6 +72,7 @@ class ShardIndex(Handle):
         self._turn = asyncio.Lock()  # one coroutine at a time checks; the others take no thread meanwhile
         self._looking = threading.Lock()
         self._paths: dict[Key, tuple[int, Path]] = {}  # with the bits
+        self._found: dict[str, tuple[ShardDirectories, dict[Key, tuple[int, Path]]]] = {}  # by client, with its part of the paths
         self._logs: dict[Key, tuple[str, Log]] = {}  # with the identity of its directory
         self._states: dict[Key, tuple[int, ShardState]] = {}  # with its version
         self._left: set[Key] = set()  # shards to check
@@ -234,21 +236,30 @@ class ShardIndex(Handle):
         if self._catalogue.changes == self._found_at:
             return
         self._found_at = self._catalogue.changes
+        known, self._found = self._found, {}
         paths: dict[Key, tuple[int, Path]] = {}
         for client, found in clients.items():
-            try:
-                check_client(client)
-                paths |= {(client, index): (found.bits, path) for index, path in found.paths(self.root)}
-            except ShardError as error:
-                logger.warning("%s: %s", self.root, error)
-            except ValueError:
-                continue  # not a client's
+            last = known.get(client)
+            ours = last[1] if last is not None and last[0] is found else self._paths_of(client, found)
+            self._found[client] = found, ours
+            paths |= ours
         self._paths = paths  # at once: other threads use it without the lock
-        for known in (self._states, self._versions, self._sizes):
-            for key in known.keys() - paths.keys():
-                known.pop(key)
+        for noted in (self._states, self._versions, self._sizes):
+            for key in noted.keys() - paths.keys():
+                noted.pop(key)
         for key in self._logs.keys() - paths.keys():
             self._close_log(key)
+
+    def _paths_of(self, client: str, found: ShardDirectories) -> dict[Key, tuple[int, Path]]:
+        """Return the bits and the directories of a client's shards; of none if it has no complete set of them."""
+        try:
+            check_client(client)
+            return {(client, index): (found.bits, path) for index, path in found.paths(self.root)}
+        except ShardError as error:
+            logger.warning("%s: %s", self.root, error)
+        except ValueError:
+            pass  # not a client's
+        return {}
 
     def _state(self, key: Key, bits: int, path: Path) -> ShardState:
         """Check one shard. Its version is read first, then its end, so that the generations describe all records before it."""

@@ -89,10 +89,14 @@ class HubShards:
         self._noted: list[ShardOffsets] = []  # the last offsets of the checkpoint
         self._are_rights_checked = False
         self._in_vain = 0  # looks since the last news
+        self._timeout = timeout
+        self._is_running = False  # the query has seen its shards, now or before its checkpoint
+        self._disputed_since: float | None = None  # since when the order of a client's logs is unknown
 
     def expect(self, noted: ShardOffsets) -> None:
         """See `SparkShards.expect`."""
         self._noted = [*self._noted[-1:], noted]
+        self._is_running = True
         for key, table in noted.bases.items():
             known = {one.log: one.base for one in self._tables.get(key, ())}
             if not any(one.log in known for one in table) or any(known.get(one.log, one.base) != one.base for one in table):
@@ -109,8 +113,9 @@ class HubShards:
 
         After many looks without news, one waits up to a fifth of a second for a change.
 
-        Raises Unreachable for a hub or group that is down for too long, NotAllowed, Conflict if the order of a client's logs is unknown
-        or a hub that is alone has another root than before, ShardDamaged.
+        Raises Unreachable for a hub or group that is down for too long, NotAllowed, Conflict if a hub that is alone has another root than
+        before, or the order of a client's logs is unknown: a running query first waits for a shipper to show it to a hub that was away.
+        ShardDamaged.
         """
         self._in_vain += 1
         wait = WAIT / len(self._hubs) if self._in_vain > IDLE else 0.0
@@ -123,14 +128,29 @@ class HubShards:
                     extents = self._look()
                 except Conflict:
                     if not (waiting := [hub for hub in self._hubs if hub.outage.is_away and len(self._hubs) > 1]):
-                        raise  # no hub that is away can show the order of the logs
+                        if not self._may_be_resolved():
+                            raise  # no hub that is away can show the order of the logs
+                        system.port.sleep(FIRST_BACKOFF)
+                        continue
                 else:
+                    self._disputed_since = None
                     if not (waiting := self._doubtful(extents)):
+                        self._is_running = True
                         return extents
             wait_for([self._asking[hub] for hub in waiting if hub in self._asking])
             self._check_patience(waiting)
             due = min(hub.outage.retry_at for hub in waiting)
             system.port.sleep(max(FIRST_BACKOFF, due - system.port.monotonic()))
+
+    def _may_be_resolved(self) -> bool:
+        """Return whether a running query should wait longer, until the hubs know the order of a client's logs.
+
+        Until the client's shipper returns, a hub that was away has only an earlier log. One that lost its disk has only a later one.
+        """
+        now = system.port.monotonic()
+        if self._disputed_since is None:
+            self._disputed_since = now
+        return self._is_running and now - self._disputed_since < self._timeout
 
     def _look(self) -> dict[ShardKey, Extent]:
         """Return the extents, as of the last answers of the hubs."""

@@ -23,6 +23,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,12 @@ _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, which the module mmap doesn't name
 _FOLLOW = 0x400  # AT_SYMLINK_FOLLOW
 _AT_CWD, _NO_REPLACE, _EXCHANGE = -100, 1, 2  # of renameat2
 PRIVATE_FILE = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY  # flags with which every file is opened
+
+
+@cache
+def _boot_id() -> bytes:
+    text = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+    return bytes.fromhex(text.strip().replace("-", ""))
 
 
 class Port:
@@ -338,9 +345,8 @@ class Port:
         return os.urandom(size)
 
     def boot_id(self) -> bytes:
-        """Return the 16 bytes that identify this boot of the machine."""
-        text = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
-        return bytes.fromhex(text.strip().replace("-", ""))
+        """Return the 16 bytes that identify this boot of the machine. They are read once: a process doesn't outlive it."""
+        return _boot_id()
 
     def process_start(self, pid: int) -> int:
         """Return when a process started, in clock ticks since boot; 0 if there is no such process."""

@@ -272,12 +272,12 @@ def test_a_call_that_waits_too_long_is_refused() -> None:
     ("limits", "count", "reason"),
     [
         ({"connections": 2}, 2, Reason.CONNECTIONS),
-        ({"unauthenticated": 2}, 2, Reason.UNAUTHENTICATED),
-        ({"unauthenticated_per_address": 2}, 2, Reason.UNAUTHENTICATED_OF_ADDRESS),
+        ({"unauthenticated": 2, "handshake_seconds": 0.3}, 2, Reason.UNAUTHENTICATED),
+        ({"unauthenticated_per_address": 2, "handshake_seconds": 0.3}, 2, Reason.UNAUTHENTICATED_OF_ADDRESS),
     ],
 )
-def test_connections_beyond_a_limit_are_refused(
-    monkeypatch: pytest.MonkeyPatch, limits: dict[str, int], count: int, reason: Reason
+def test_connections_beyond_a_limit_are_refused_if_they_wait_in_vain(
+    monkeypatch: pytest.MonkeyPatch, limits: dict[str, float], count: int, reason: Reason
 ) -> None:
     monkeypatch.setattr(limits_module, "SILENT", 1000.0)
     monkeypatch.setattr(limits_module, "LATE", 1000.0)
@@ -292,6 +292,23 @@ def test_connections_beyond_a_limit_are_refused(
         until(lambda: listener.stats().open == 0, "room")
         with FrameClient(listener.address) as client:
             assert client.is_alive()
+
+
+@pytest.mark.parametrize("limit", ["unauthenticated", "unauthenticated_per_address"])
+def test_a_connection_for_which_there_is_no_place_waits_for_one(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    monkeypatch.setattr(limits_module, "SILENT", 1000.0)
+    monkeypatch.setattr(limits_module, "LATE", 1000.0)
+    with listening(limits={limit: 2, "handshake_seconds": 1000.0}) as (listener, service, events):
+        present = [FrameClient(listener.address) for _ in range(2)]
+        assert all(client.is_alive() for client in present)
+        waiting = [FrameClient(listener.address) for _ in range(2)]
+        for at, client in enumerate(waiting):
+            client.send(headers(1, "Idle"))
+            present[at].close()
+            service.wait("begun", at + 1)
+        assert listener.stats().open == 2 and not events
+        for client in waiting:
+            client.close()
 
 
 @pytest.mark.parametrize("limit", ["unauthenticated", "unauthenticated_per_address"])

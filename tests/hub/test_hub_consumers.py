@@ -249,7 +249,7 @@ def test_the_page_counts_only_shards_in_which_it_has_a_place(server: HubServer, 
     connect["a"].commit("q", {("JFK", 0): 4})
     server.store.count(0)
     lags = LagMonitor(server.root)
-    lags.look(server.store.sizes())
+    lags.look(server.store.sizes)
     assert [(one.name, one.lag) for one in lags.statuses] == [("q", 6)]
 
 

@@ -6,6 +6,7 @@ import logging
 import pickle
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -515,6 +516,41 @@ def test_a_client_whose_logs_at_two_hubs_are_others_is_an_error(two: tuple[HubSe
     ours = shards(*(server.location for server in two))
     with pytest.raises(Conflict, match=r"\[KVSPOOL_CLIENT_AT_TWO_HUBS\] client c, shard 0: .* different logs"):
         ours.look()
+    ours.close()
+
+
+def test_a_running_query_waits_until_the_hubs_know_the_order_of_two_logs(two: tuple[HubServer, HubServer], tmp_path: Path) -> None:
+    key = ShardKey("c", 0)
+    for name in ("first", "second"):
+        with kvspool.create(tmp_path / name, capacity="64KiB") as log:
+            log.append(name.encode())
+    ship(tmp_path / "first", two[0].location, "c")
+    ours = shards("|".join(server.location for server in two))
+    assert ours.look()[key].end == 1
+    ship(tmp_path / "second", two[1].location, "c")  # the first hub was away then
+
+    def return_to_the_first_hub() -> None:
+        eventually(lambda: ours._disputed_since is not None)
+        ship(tmp_path / "second", two[0].location, "c")
+
+    with ThreadPoolExecutor(1) as pool:
+        returned = pool.submit(return_to_the_first_hub)
+        eventually(lambda: ours.look()[key].end == 2)
+        returned.result()
+    assert [value for item in ours.range(key, 0, 2).batches() for value in item.column("value").to_pylist()] == [b"first", b"second"]
+    ours.close()
+
+
+def test_a_running_query_fails_if_the_order_of_two_logs_stays_unknown(two: tuple[HubServer, HubServer], tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        with kvspool.create(tmp_path / name, capacity="64KiB") as log:
+            log.append(name.encode())
+    ship(tmp_path / "first", two[0].location, "c")
+    ours = shards("|".join(server.location for server in two), timeout=0.2)
+    assert ours.look()[ShardKey("c", 0)].end == 1
+    ship(tmp_path / "second", two[1].location, "c")
+    with pytest.raises(Conflict, match=r"\[KVSPOOL_CLIENT_AT_TWO_HUBS\]"):
+        eventually(lambda: ours.look() and False)
     ours.close()
 
 

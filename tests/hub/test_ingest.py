@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import threading
@@ -375,6 +376,28 @@ def test_a_superseded_call_counts_no_longer(server: HubServer) -> None:
         with Call(server) as new:
             assert isinstance(new.hear(), Opened)
             eventually(lambda: meter.calls == before == 1)
+
+
+def test_records_of_opened_calls_are_stored_while_others_wait_to_be_opened(server: HubServer) -> None:
+    with Call(server) as opened:
+        assert isinstance(opened.hear(), Opened)
+        slots = server.openings.slots = asyncio.Semaphore(0)
+        with Call(server, Opening(1, "other", 0, [ShippedLog(0, LOG, 0)])) as waiting:
+            eventually(lambda: len(server.openings) == 1)
+            opened.put(Put(0, 0, 0, 3, True), rows(0, 3))
+            assert opened.hear() == Acknowledged([(0, 3)], 1)
+            server.listener.run_soon(slots.release)
+            assert isinstance(waiting.hear(), Opened)
+
+
+def test_a_client_that_heard_nothing_for_long_gets_an_acknowledgement_without_a_question(
+    server: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hub.server.ingest.UNHEARD", 0.0)
+    with Call(server) as call:
+        assert isinstance(call.hear(), Opened)
+        call.put(Put(0, 0, 0, 9, False), rows(0, 3))
+        assert call.hear() == Acknowledged([(0, 3)], 0)
 
 
 def test_calls_beyond_those_that_can_be_opened_soon_are_refused_with_a_time_to_retry(server: HubServer, root: Path) -> None:

@@ -11,6 +11,9 @@ import pytest
 
 import hub
 import kvspool
+from hub.protocol.reading import Generation
+from hub.root import file_version
+from hub.root.generations import GENERATIONS, encode
 from hub.server import shard_index
 from hub.server.shard_index import ShardIndex
 
@@ -76,4 +79,18 @@ def test_a_shard_that_could_not_be_checked_for_a_lack_of_resources_is_checked_ag
         with pytest.raises(OSError, match="too many open files"):
             index.look("", lambda client: True)
     assert len(index.look("", lambda client: True).shards) == SHARDS
+    index.close()
+
+
+def test_a_table_of_generations_that_is_overwritten_in_place_is_seen_at_the_next_check(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard_index, "LOOK", 0.0)
+    monkeypatch.setattr(shard_index, "REST", 0)
+    monkeypatch.setattr(file_version, "STABLE", 0)
+    table = root / "c3" / GENERATIONS
+    table.write_bytes(encode([Generation("00" * 16, 0)]))
+    index = ShardIndex(root)
+    changes = index.look("", lambda client: True)
+    assert changes.shards[3].generations == [Generation("00" * 16, 0)]
+    table.write_bytes(encode([Generation("11" * 16, 0)]))  # the directory's time stays the same
+    assert [state.generations for state in index.look(changes.token, lambda client: True).shards] == [[Generation("11" * 16, 0)]]
     index.close()

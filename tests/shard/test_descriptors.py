@@ -180,7 +180,7 @@ def test_a_hub_root_says_so_too(large: Path) -> None:
 
 
 def test_a_hub_keeps_no_more_shards_open_than_its_limit_allows(tmp_path: Path) -> None:
-    from hub.root.store import Store
+    from hub.root.store import PER_JOURNAL, Store
 
     def use() -> int:
         (tmp_path / "root").mkdir()
@@ -190,7 +190,7 @@ def test_a_hub_keeps_no_more_shards_open_than_its_limit_allows(tmp_path: Path) -
                 store.take("jfk", 7, index).sync()  # and not given back: its client is connected, and quiet
             return store.open_journals
 
-    assert limited(use, 128) == 128 // 2 // descriptors.PER_LOG
+    assert limited(use, 128) == 128 // 2 // PER_JOURNAL
 
 
 def test_the_commands_take_what_they_may_have(large: Path) -> None:

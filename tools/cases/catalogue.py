@@ -78,7 +78,7 @@ def _every() -> Iterator[Case]:
     yield _case("tasks-group-takeover", groups.takeover)
     yield _case("growth-capacity", growth.capacities, is_asked=True)
     yield _case("growth-readers", growth.readers, is_asked=True)
-    for name in ("ingest", "disk", "latency", "resume", "list"):
+    for name in ("ingest", "copies", "disk", "latency", "resume", "list"):
         yield _case(f"hub-{name}", servers.hub, name, is_asked=True)
     for name in ("read", "hub", "sink", "table", "catch-up", "overhead", "latency", "idle"):
         yield _case(f"spark-{name}", servers.spark, name, is_asked=True)

@@ -2,7 +2,8 @@
 """An account outside all logs of the records that writers append, and the audit of a hub's shards against it.
 
 Writer processes append to a spool or a shard set. They report in pipes each intended append before it, and its result after it. Run as a
-program, this file is such a writer. The campaigns `network` and `cluster` use it.
+program, this file is such a writer. The campaigns `network`,
+`cluster` and `copies` use it.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ def about(value: bytes) -> About:
     return About(life << 32 | number, number & 255, None if number % 3 == 0 else b"" if number % 3 == 1 else b"key %d" % (number % 100))
 
 
-def write(path: str, bits: int, life: int, pipe: int) -> None:
-    """Append forever."""
+def write(path: str, bits: int, life: int, pipe: int, pause: float) -> None:
+    """Append forever. pause: the longest one between two appends, in seconds."""
     dice = random.Random(life)
     logs = [kvspool.open(each, timeout=600) for each in places(Path(path), bits)]
     number = 0
@@ -64,16 +65,26 @@ def write(path: str, bits: int, life: int, pipe: int) -> None:
             sequence = log.append(value, key=details.key, type=details.type, timestamp=details.timestamp)
             os.write(pipe, ENTRY.pack((number + more) << 32 | life, 1, log.log_id, at << 48 | sequence))
         number += count
-        time.sleep(dice.random() * 0.004)
+        time.sleep(dice.random() * pause)
 
 
 class Writers:
-    """The writers of one client, and the ledger of all that they said. `spawn` starts a process, as subprocess.Popen does."""
+    """The writers of one client, and the ledger of all that they said. `spawn` starts a process, as subprocess.Popen does.
+
+    pause: the longest one between two appends of a writer, in seconds.
+    """
 
     def __init__(
-        self, path: Path, bits: int, first_life: int, *, most: int = 2, spawn: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen
+        self,
+        path: Path,
+        bits: int,
+        first_life: int,
+        *,
+        most: int = 2,
+        spawn: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen,
+        pause: float = 0.004,
     ) -> None:
-        self.path, self.bits, self.most, self.spawn = path, bits, most, spawn
+        self.path, self.bits, self.most, self.spawn, self.pause = path, bits, most, spawn, pause
         self.life = first_life
         self.intended: dict[int, tuple[bytes, int]] = {}  # number << 32 | life, of the first of up to 9: log and shard
         self.reported: dict[tuple[bytes, int], int] = {}  # by log, and shard << 48 | sequence: number << 32 | life
@@ -83,7 +94,7 @@ class Writers:
         while len(self.running) < self.most:
             self.life += 1
             out, end = os.pipe()
-            words = [sys.executable, __file__, str(self.path), str(self.bits), str(self.life), str(end)]
+            words = [sys.executable, __file__, str(self.path), str(self.bits), str(self.life), str(end), str(self.pause)]
             process = self.spawn(words, pass_fds=[end])
             os.close(end)
             thread = threading.Thread(target=self._listen, args=(out,))
@@ -180,4 +191,4 @@ def audit(counts: Counter[str], writers: Writers, stored: Path, place: Path, ind
 
 
 if __name__ == "__main__":
-    write(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
+    write(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5]))
