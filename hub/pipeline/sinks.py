@@ -8,9 +8,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
+import shutil
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -18,6 +19,7 @@ import msgspec
 
 from hub.pipeline.errors import SinkError
 from hub.pipeline.job import Compact, Job, seconds
+from hub.spark.checkpoints import number_of, word_of
 from kvspool import system
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 FACTOR = 8  # between two magnitudes of files that are combined
 VACUUM = 3600.0  # seconds between two removals of old versions
 ORPHANS = 24  # hours after which files of killed tasks are removed, at least
+STAGED = "_staged"  # the folder in a table in which Spark writes; readers and `vacuum` ignore its name
 
 
 class Sink(Protocol):
@@ -51,7 +54,7 @@ def open_sink(job: Job) -> Sink:
 
 
 class Writing(NamedTuple):
-    """A task's work: write its rows as files of a table, and return their descriptions. Picklable."""
+    """A task's work: write its rows as files of a table on an object store, and return their descriptions. Picklable."""
 
     place: TablePlace
     schema: pyarrow.Schema
@@ -75,12 +78,46 @@ class Writing(NamedTuple):
             yield pa.RecordBatch.from_pydict({"file": files}, pa.schema([("file", pa.binary())]))
 
 
-def write_files(frame: DataFrame, writing: Writing) -> list[DataFile]:
-    """Let the executors write the rows of a frame; return the files of the tasks that succeeded."""
+def write_files(frame: DataFrame, place: TablePlace, schema: pyarrow.Schema, by: tuple[str, ...], name: str) -> list[DataFile]:
+    """Let the executors write the rows of a frame; return the files of the tasks that succeeded. They are on disk.
+
+    schema: of the table; by: its partition columns; name: the beginning of the files' names, unique to the attempt.
+    """
+    import pyarrow as pa
+
     from hub.tables.files import DataFile
 
-    found = frame.mapInArrow(writing, "file binary").collect()  # type: ignore[arg-type]
+    if place.local is not None and not any(pa.types.is_timestamp(schema.field(column).type) for column in by):
+        return _written_by_spark(frame, place, schema, by, name)  # it would write times in the session's zone into names of folders
+    if by:
+        frame = frame.sortWithinPartitions(*(f"`{column}`" for column in by))
+    found = frame.mapInArrow(Writing(place, schema, by, name), "file binary").collect()  # type: ignore[arg-type]
     return [msgspec.json.decode(bytes(row[0]), type=DataFile) for row in found]
+
+
+def _written_by_spark(frame: DataFrame, place: TablePlace, schema: pyarrow.Schema, by: tuple[str, ...], name: str) -> list[DataFile]:
+    """Let Spark's writer of Parquet write to a folder of the table, and take the files of its complete job from there."""
+    from hub.tables.files import adopt
+    from hub.tables.place import make_folders
+
+    assert place.local is not None
+    staged = f"{STAGED}/{name}-{system.port.random(4).hex()}"
+    make_folders(place.local / staged)
+    try:
+        writer = frame.write.mode("append")
+        (writer.partitionBy(*by) if by else writer).parquet(f"file://{place.local / staged}")
+        return adopt(place, staged, by, name, schema)
+    finally:
+        shutil.rmtree(place.local / staged, ignore_errors=True)
+
+
+def remove_staged(place: TablePlace, name: str) -> None:
+    """Remove the folders of killed drivers whose names have a beginning, and those that are older than `ORPHANS` hours."""
+    folder = None if place.local is None else place.local / STAGED
+    with suppress(OSError):
+        for one in [] if folder is None else folder.iterdir():
+            if one.name.startswith(name) or system.port.now() - one.lstat().st_mtime_ns > ORPHANS * 3600 * 10**9:
+                shutil.rmtree(one, ignore_errors=True)
 
 
 class DeltaSink:
@@ -144,6 +181,7 @@ class DeltaSink:
         from hub.tables.files import remove_files
 
         table.refresh()
+        remove_staged(self._place, f"part-{query[:8]}-")
         state = BatchState(table, self._job, query, batch)
         if state.is_stored():
             if self._job.window is not None:  # Spark was killed before it committed the batch, and compares its state with this one
@@ -170,10 +208,7 @@ class DeltaSink:
 
     def _written(self, frame: DataFrame, schema: pyarrow.Schema, query: str, batch: int) -> list[DataFile]:
         """Let the executors write a batch, and return the files of the tasks that succeeded."""
-        by = self._job.sink.partition_by
-        if by:
-            frame = frame.sortWithinPartitions(*(f"`{name}`" for name in by))
-        return write_files(frame, Writing(self._place, schema, by, f"part-{query[:8]}-{batch:010}"))
+        return write_files(frame, self._place, schema, self._job.sink.partition_by, f"part-{query[:8]}-{batch:010}")
 
     @property
     def _hours(self) -> int:
@@ -237,16 +272,7 @@ class BatchState:
 
     def _word(self) -> int:
         """Return a number for the batch's offsets, which Spark writes once, before the batch; 0 for a checkpoint on an object store."""
-        checkpoint = self._job.checkpoint.removeprefix("file://")
-        try:
-            return 0 if "://" in checkpoint else number_of(Path(checkpoint, "offsets", str(self._batch)).read_bytes())
-        except FileNotFoundError:
-            return 0
-
-
-def number_of(data: bytes) -> int:
-    """Return a positive number of 62 bits for some bytes."""
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big") >> 2 | 1
+        return word_of(self._job.checkpoint, self._batch)
 
 
 def table_schema(frame: DataFrame) -> pyarrow.Schema:
