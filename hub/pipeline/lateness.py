@@ -10,13 +10,14 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from hub.pipeline.decode import Plan
 from hub.pipeline.job import TIME, Job, seconds
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from hub.pipeline.decode import Plan
 
 LATE = "kvspool late"  # the column of marks, and the metric with their number
 _TIME = re.compile(rf"\b{TIME}\b")
@@ -47,6 +48,9 @@ class Marking(NamedTuple):
 
     def marks(self, times: pa.Array, watermark: int) -> pa.Array:
         """Return which times are late. watermark: in microseconds since 1970."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
         # The last window with a time begins at the multiple of `slide` before it. It is closed once the watermark reaches its end.
         open_from = (watermark - self.size) // self.slide * self.slide + self.slide
         return pc.fill_null(pc.less(times.cast(pa.int64()), open_from), False)

@@ -9,9 +9,9 @@ not on the order; otherwise a repeated row might go to another shard.
 
 **Order.** Rows of a key keep the task's order, unless some were appended before the task was repeated in another order.
 
-**A repeated batch** may have other partitions than before; only the driver knows all of them. So a task that finds rows of the batch from
-other tasks, appended before this attempt began, doesn't append its own: it stages them in a file next to the logs. The commit compares the
-partitions, and appends them, or raises an error; see `sink` and `staged`. Tasks append directly if the driver has no access to the logs.
+**A repeated batch** may have other partitions than before; only the driver knows all of them. A task may find rows of the batch from
+other tasks, appended before this attempt began. Then it stages its rows in a file next to the logs. The commit compares the partitions, and
+appends the rows, or raises an error; see `sink` and `staged`. Tasks append directly if the driver has no access to the logs.
 
 **Memory.** Rows stay as Arrow batches, up to a limit. More rows go to a temporary file, and are read from it through the page cache. The
 file is accessible only to its owner, and unlinked before it is written. Batches with several topics are first sorted by topic, so that the
@@ -52,7 +52,7 @@ PARTITIONS_CHANGED = (
 )
 
 
-class Part(NamedTuple):
+class BatchPart(NamedTuple):
     """A task's part of a batch.
 
     producer: its name in each shard. began: start of this attempt at the batch, ns since 1970; 0: of a job without batches. keep: hours for
@@ -82,14 +82,14 @@ class Appended(WriterCommitMessage):
 
     records: int
     repeated: int
-    part: Part
+    part: BatchPart
     shards: dict[str, dict[int, list[str]]] = field(default_factory=dict)
     host: str = ""
     logs: dict[str, tuple[str, ...]] = field(default_factory=dict)
     staged: str = ""
 
 
-def append(target: SinkTarget, batches: Iterable[pyarrow.RecordBatch], part: Part) -> Appended:
+def append(target: SinkTarget, batches: Iterable[pyarrow.RecordBatch], part: BatchPart) -> Appended:
     """Append the rows of a task, each once, as a producer's batch in each shard; or stage them, see the module.
 
     Raises SparkSinkError for a row that can't be written, and for a part of a batch that is stored with other rows; nothing is appended
@@ -217,7 +217,7 @@ class _Gathered(Handle):
                     found.close()
             self._topics[topic].add(part)
 
-    def check(self, part: Part, done: Appended) -> bool:
+    def check(self, part: BatchPart, done: Appended) -> bool:
         """Compare all shards' accounts with the rows, and note in `done` what earlier attempts have appended. Return whether any row is
         missing. Raises SparkSinkError if a shard has another part, or a later batch.
         """
@@ -230,7 +230,7 @@ class _Gathered(Handle):
                 done.shards[topic] = gathered.others(shards, part)
         return is_missing
 
-    def append(self, part: Part, done: Appended) -> None:
+    def append(self, part: BatchPart, done: Appended) -> None:
         """Append the missing rows."""
         for gathered in self._topics.values():
             with gathered.opened() as shards:
@@ -269,7 +269,7 @@ class _Topic(Handle):
         for shard, numbers in grouped(_shards_of(rows, columns, self.count, self._prefix), self.count).items():
             self._pieces.setdefault(shard, []).append((columns, numbers))
 
-    def check(self, shards: ShardSet, part: Part) -> bool:
+    def check(self, shards: ShardSet, part: BatchPart) -> bool:
         """Compare the accounts of all shards with the rows; see `_Gathered.check`."""
         is_missing = False
         for shard, log in enumerate(shards.shards):
@@ -291,9 +291,9 @@ class _Topic(Handle):
             is_missing |= not known.is_done
         return is_missing
 
-    def others(self, shards: ShardSet, part: Part) -> dict[int, list[str]]:
-        """Return by shard the other producers of the query that had appended to the batch before this attempt: for each shard with rows,
-        and for those without rows if there are any.
+    def others(self, shards: ShardSet, part: BatchPart) -> dict[int, list[str]]:
+        """Return by shard the other producers of the query that had appended to the batch before this attempt. A shard without rows is left
+        out if there are none.
         """
         found = {}
         for shard, log in enumerate(shards.shards):
@@ -302,7 +302,7 @@ class _Topic(Handle):
                 found[shard] = others
         return found
 
-    def append(self, shards: ShardSet, part: Part) -> int:
+    def append(self, shards: ShardSet, part: BatchPart) -> int:
         """Append the rows; return how many records of complete parts were already stored."""
         target, repeated = self._target, 0
         for shard, pieces in sorted(self._pieces.items()):
@@ -327,14 +327,14 @@ class _Topic(Handle):
     def _where(self, shard: int) -> str:
         return f"partition {shard} of {self._prefix or self._target.path}"
 
-    def _later(self, shard: int, part: Part) -> SparkSinkError:
+    def _later(self, shard: int, part: BatchPart) -> SparkSinkError:
         return SparkSinkError(
             f"[KVSPOOL_BATCH_CHANGED] {self._where(shard)}: {part.producer} has appended a later batch than {part.batch}, so it is unknown "
             "which records of this one are stored; nothing was written for it. If the checkpoint is an older copy, use a new one: it reads "
             "all again"
         )
 
-    def _changed(self, stored: int, count: int, shard: int, part: Part) -> SparkSinkError:
+    def _changed(self, stored: int, count: int, shard: int, part: BatchPart) -> SparkSinkError:
         return SparkSinkError(
             f"[KVSPOOL_BATCH_CHANGED] {self._where(shard)}: {stored} records of batch {part.batch} of {part.producer} are stored, and now "
             f"it has {count}; nothing was written for it. {PARTITIONS_CHANGED}"

@@ -1,4 +1,4 @@
-"""What a sink needs of Spark's checkpoint: a word for the offsets of a batch, so that a sink notices a checkpoint that is an older copy.
+"""Words for the offsets of batches in Spark's checkpoint, by which a sink notices an older checkpoint.
 
 Spark writes the offsets of a batch once, before the batch, and repeats the batch with them. A checkpoint that was restored from an older
 copy may use the number of the batch again, with other offsets.

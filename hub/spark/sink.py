@@ -23,7 +23,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
 from hub.spark import staged
-from hub.spark.appending import PARTITIONS_CHANGED, Appended, Part, append, check_hosts
+from hub.spark.appending import PARTITIONS_CHANGED, Appended, BatchPart, append, check_hosts
 from hub.spark.checkpoints import word_of
 from hub.spark.target import SinkTarget, SparkSinkError
 
@@ -48,7 +48,7 @@ class ShardSink(DataSourceStreamArrowWriter):
         if context is None or not query or batch is None:
             raise SparkSinkError("[KVSPOOL_NO_QUERY] this task belongs to no streaming query: Spark names neither query nor batch")
         word = word_of(self.target.checkpoint, int(batch))
-        return append(self.target, iterator, Part(f"{query}/{context.partitionId()}", int(batch), self.began, word=word))
+        return append(self.target, iterator, BatchPart(f"{query}/{context.partitionId()}", int(batch), self.began, word=word))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Append the staged rows of a repeated batch. All others are already stored.

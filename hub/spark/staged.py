@@ -1,4 +1,4 @@
-"""Rows that a task of a repeated batch has not appended yet, in a file next to the logs, until the driver has compared all tasks.
+"""Rows of a repeated batch that a task has not appended yet. They are in a file next to the logs until the driver has compared all tasks.
 
 A file is named after the query. Each commit of the query removes its files, and so does a failed batch. Files of killed drivers are
 removed by the next commit of the same query; those of queries that never return after a week, by the next commit to the same logs.

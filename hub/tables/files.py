@@ -270,8 +270,8 @@ def escaped(value: str) -> str:
 
 
 def adopt(place: TablePlace, staged: str, by: Iterable[str], name: str, schema: pa.Schema) -> list[DataFile]:
-    """Move the Parquet files that another program has written to a folder of a local table to their places in the table, on disk when this
-    returns. They are in no version yet.
+    """Move Parquet files of another program from a folder of a local table to their places in the table. They are in no version yet, and
+    on disk when this returns.
 
     staged: the folder's path in the table; folders in it have the values of the partition columns. name: the beginning of the files' new
     names; their own ones are unique. schema: of the table. Raises the system's OSError.

@@ -114,13 +114,13 @@ def test_a_batch_that_is_repeated_in_other_partitions_is_an_error(spark: SparkSe
 def test_parts_of_a_batch_in_partitions_that_it_has_no_more_are_an_error(tmp_path: Path) -> None:
     from pyspark.sql.types import StringType, StructField, StructType
 
-    from hub.spark.appending import Appended, Part
+    from hub.spark.appending import Appended, BatchPart
     from hub.spark.sink import ShardSink
     from hub.spark.target import SinkTarget, SparkSinkError
 
     kvspool.create(tmp_path / "log", capacity="1MiB").close()
     fields = StructType([StructField("value", StringType())])
-    told = [Appended(1, 0, Part("q/0", 7), {"log": {0: []}}), Appended(1, 0, Part("q/1", 7), {"log": {0: ["q/0"]}})]
+    told = [Appended(1, 0, BatchPart("q/0", 7), {"log": {0: []}}), Appended(1, 0, BatchPart("q/1", 7), {"log": {0: ["q/0"]}})]
     sink = ShardSink(SinkTarget.parse({"path": str(tmp_path / "log")}, fields))
     sink.commit([*told, None], 7)
     told[1].shards["log"][0].append("q/2")
@@ -265,7 +265,7 @@ def test_a_checkpoint_that_was_restored_is_noticed(spark: SparkSession, folder: 
 def test_tasks_that_find_other_logs_than_the_driver_are_an_error_unless_each_host_may_have_its_own(tmp_path: Path) -> None:
     from pyspark.sql.types import StringType, StructField, StructType
 
-    from hub.spark.appending import Appended, Part
+    from hub.spark.appending import Appended, BatchPart
     from hub.spark.sink import ShardSink
     from hub.spark.target import SinkTarget, SparkSinkError
     from hub.spark.writer import ShardWriter
@@ -282,7 +282,7 @@ def test_tasks_that_find_other_logs_than_the_driver_are_an_error_unless_each_hos
     own.open("p").close()
     # The driver doesn't know the topics of a column before their rows.
     any_topic = SinkTarget.parse({"path": str(tmp_path / "root")}, fields)
-    told = [Appended(1, 0, Part(f"q/{host}", 0), {"p": {host: []}}, f"host{host}", {"p": (f"id{host}", "id")}) for host in (0, 1)]
+    told = [Appended(1, 0, BatchPart(f"q/{host}", 0), {"p": {host: []}}, f"host{host}", {"p": (f"id{host}", "id")}) for host in (0, 1)]
     for sink in (ShardSink(any_topic).commit, lambda tasks, batch: ShardWriter(any_topic).commit(tasks)):
         with pytest.raises(SparkSinkError, match="KVSPOOL_OTHER_LOGS.*topic 'p' has other logs on host0 than on host1"):
             sink([*told], 0)
