@@ -129,6 +129,26 @@ def test_rows_are_there_once_through_restarts_replays_and_compaction(spark: Spar
     assert "_bad" not in os.listdir(root.parent / "out")
 
 
+def test_rows_are_in_an_iceberg_table_once_through_restarts_and_replays(spark: SparkSession, root: Path) -> None:
+    pytest.importorskip("pyiceberg")
+    from hub.tables.iceberg import IcebergTable
+
+    job = job_at(root.parent, sink='format = "iceberg"')
+    assert PipelineRun(job, once=True).run(spark).records == 300
+    append(root, range(300, 420))
+    PipelineRun(job, once=True).run(spark)
+    forget_last_commit(job)
+    append(root, range(420, 450))
+    PipelineRun(job, once=True).run(spark)
+    table = IcebergTable(TablePlace.of(root.parent / "out")).table
+    assert sorted(table.scan().to_arrow().column("row").to_pylist()) == list(range(450))
+    found = table.scan(row_filter="row >= 300 and row < 303").to_arrow().to_pylist()
+    assert sorted(row["carrier"] for row in found) == ["AA", "DL", "UA"] and {row["event_time"].tzinfo for row in found} != {None}
+    shutil.rmtree(Path(job.checkpoint))
+    with pytest.raises(PipelineFailed, match="KVSPOOL_SINK_OF_ANOTHER_QUERY"):
+        PipelineRun(job, once=True).run(spark)
+
+
 def test_windows_close_with_the_watermark_and_hold_what_came(spark: SparkSession, root: Path) -> None:
     tables = """
 [select]
