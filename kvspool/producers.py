@@ -61,6 +61,16 @@ class Stored(NamedTuple):
     repeated: bool
 
 
+class BegunBatch(NamedTuple):
+    """The last batch of a producer: `stored` of its `rows` records are stored. word: as its program gave it, 0: none."""
+
+    batch: int
+    rows: int
+    stored: int
+    is_done: bool
+    word: int
+
+
 class ProducerStats(msgspec.Struct, frozen=True):
     """The state that a log stores for a producer.
 
@@ -217,13 +227,29 @@ class Producer(Handle):
 
     def append_pieces(
         self, pieces: Pieces, *, batch: int, codec: int = Codec.RAW, timeout: float | None = None, durable: bool = False,
-        changed: Changed = "raise",
+        changed: Changed = "raise", word: int = 0,
     ) -> Stored:  # fmt: skip
-        """Append some rows of each of several converted batches, as `append_arrow` does."""
+        """Append some rows of each of several converted batches, as `append_arrow` does. word: stored with a new batch, see `begun`."""
         self._check(batch, changed)
         if (done := self._answer(self._look(timeout), batch, timeout, durable, changed)) is not None:
             return done
-        return self._append(self._log.column_rows(pieces, codec), batch, timeout, durable, changed)
+        return self._append(self._log.column_rows(pieces, codec), batch, timeout, durable, changed, word)
+
+    def begun(self, timeout: float | None = None) -> BegunBatch | None:
+        """Return the last batch that was begun, None for a new producer. Raises the errors of `last`."""
+        state = self._look(timeout)
+        return None if state is None else BegunBatch(state.batch, state.rows, state.stored, state.is_done, state.word)
+
+    def others(self, prefix: str, batch: int, before: int) -> list[str]:
+        """Return the other producers whose names begin with `prefix`, of at most 44 bytes, and that had appended to a batch before a time,
+        in ns since the Unix epoch: of each name the beginning. Raises the system's OSError, Corruption, Closed.
+        """
+        table = self._log.producer_table()
+        if table is None:
+            return []
+        with table:
+            found = [state for _, state in table.named(prefix.encode()) if state.id != self._id]
+        return sorted(one.shown for one in found if one.batch == batch and one.updated < before and one.pieces)
 
     def forget(self, timeout: float | None = None) -> None:
         """Delete the log's state of this producer; its records stay. Raises LockTimeout, the system's OSError."""
@@ -289,7 +315,7 @@ class Producer(Handle):
             )
         return None
 
-    def _append(self, rows: ProducerRows, batch: int, timeout: float | None, durable: bool, changed: Changed) -> Stored:
+    def _append(self, rows: ProducerRows, batch: int, timeout: float | None, durable: bool, changed: Changed, word: int = 0) -> Stored:
         deadline = system.port.monotonic() + (self._log.timeout if timeout is None else timeout)
         appended = range(0)
         while True:
@@ -308,7 +334,7 @@ class Producer(Handle):
                         "producer %s begins batch %d; of batch %d %d records were appended, of %d",
                         self.name, batch, seen.batch, seen.stored, seen.rows,
                     )  # fmt: skip
-                state = state.with_runs([])._replace(batch=batch)
+                state = state.with_runs([])._replace(batch=batch, word=word)
             transaction = BatchTransaction(self._id, seen, state, left.count, durable)
             try:
                 self._log.append_in_transaction(left, transaction, timeout, durable)

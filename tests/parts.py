@@ -23,7 +23,7 @@ def leave_part(
     seen = producer._look(None)
     state = seen or new_state(producer_id(name), name)
     if seen is None or seen.batch != batch:
-        state = state.with_runs([])._replace(batch=batch)
+        state = state.with_runs([])._replace(batch=batch, word=0)
     elif seen.stored:
         rows = producer._left(rows, seen, changed)
     transaction = BatchTransaction(producer_id(name), seen, state, rows.count, False)

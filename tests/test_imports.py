@@ -23,7 +23,7 @@ client/connection client/mirrored_shard client/one_hub client/remote root/column
 """
 COLUMNS = ("kvspool/arrow.py", "kvspool/engine/batches.py", "kvspool/engine/columns.py")
 COLUMNS += ("kvspool/journal/columns.py", "kvspool/journal/gathering.py", "kvspool/spool/gathering.py")
-OF_TABLES = "pipeline/appender pipeline/decode pipeline/jsoncolumns tables/delta tables/files tables/statistics"
+OF_TABLES = "pipeline/appender pipeline/decode pipeline/jsoncolumns tables/delta tables/files tables/iceberg tables/statistics"
 ARROW = {*COLUMNS, *(f"hub/{name}.py" for name in (*OF_HUB.split(), *OF_TABLES.split()))}
 ABOVE = {
     "kvspool": {"shard", "hub", "pyspark_kvspool", "tools", "tests"},

@@ -105,4 +105,4 @@ def test_the_installed_project_knows_its_commands_and_its_extras(installed: Path
     said = run([sys.executable, "-c", program], cwd=tmp_path, PYTHONPATH=str(installed))
     commands, extras = said.splitlines()
     assert commands.startswith("['hub', 'pipeline', 'shard', 'table'] ")
-    assert extras == "['all', 'archive', 'arrow', 'demo', 'dev', 'hub', 'jre', 'spark', 'tables'] MIT"
+    assert extras == "['all', 'archive', 'arrow', 'demo', 'dev', 'hub', 'iceberg', 'jre', 'spark', 'tables'] MIT"

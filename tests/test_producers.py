@@ -21,7 +21,7 @@ from schedules import some
 import kvspool
 from kvspool import system
 from kvspool.engine import producer_table
-from kvspool.engine.producer_table import BLOCK, EXPIRY, HOUR, MOST, PIECES, ProducerTable
+from kvspool.engine.producer_table import BLOCK, EXPIRY, HOUR, PIECES, ProducerTable
 from kvspool.errors import (
     BatchChanged,
     BatchOutOfOrder,
@@ -606,7 +606,9 @@ def test_a_word_that_names_no_account_is_taken_back(make: Make, caplog: pytest.L
         assert len(values(log)) == 9
 
 
-def test_a_full_list_forgets_only_producers_that_were_silent_for_days(tmp_path: Path) -> None:
+def test_a_full_list_forgets_only_producers_that_were_silent_for_days(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    most = 1024
+    monkeypatch.setattr(producer_table, "MOST", most)
     now = 1_700_000_000_000_000_000
     with kvspool.create(tmp_path / "log", capacity="64KiB") as log:
         with system.replaced(ClockPort(now)):
@@ -615,7 +617,7 @@ def test_a_full_list_forgets_only_producers_that_were_silent_for_days(tmp_path: 
 
         def fill(place: Any, _: int) -> int:
             with ProducerTable.make(place.directory, place.log_id, place.mode) as opened, system.replaced(ClockPort(now + EXPIRY)):
-                for number in range(1, MOST):
+                for number in range(1, most):
                     assert opened.claim() == number if number % 512 == 0 else True
                     if number >= len(opened):
                         opened.claim()
@@ -623,13 +625,33 @@ def test_a_full_list_forgets_only_producers_that_were_silent_for_days(tmp_path: 
             return 0
 
         log.change_producers(fill)
-        with system.replaced(ClockPort(now + EXPIRY)), pytest.raises(TooManyProducers, match="has 4096 producers"):
+        with system.replaced(ClockPort(now + EXPIRY)), pytest.raises(TooManyProducers, match="has 1024 producers"):
             log.producer("one more").append_many(["x"], batch=1)
         with system.replaced(ClockPort(now + EXPIRY + 1)):
             assert log.producer("one more").append_many(["x"], batch=1).records == 1
         assert log.producer("first").last is None
         assert log.forget_producers(["one more", "nobody"]) == 1
         assert log.producer("another").append_many(["x"], batch=1).records == 1
+
+
+def test_a_log_has_room_for_tens_of_thousands_of_producers(make: Make) -> None:
+    with make() as log:
+        assert log.producer("first").append_many(["x"], batch=1).records == 1
+        log.producer("second").append_many(["x"], batch=1)
+
+        def fill(place: Any, _: int) -> int:
+            with ProducerTable.make(place.directory, place.log_id, place.mode) as opened:
+                numbers, state = [], next(opened.states())[1]
+                while len(opened) < 5120:
+                    numbers.append(opened.claim())
+                    opened.store(numbers[-1], state._replace(id=len(numbers).to_bytes(16, "big"), name=b"", name_bytes=0))
+            assert numbers == [*range(2, 2 + len(numbers))]
+            return len(numbers)
+
+        assert log._producing().change(fill) > 4096
+        assert log.producer("last").append_many(["x"], batch=1).records == 1
+        for name in ("first", "last"):
+            assert log.producer(name).append_many(["x"], batch=1).repeated
 
 
 @pytest.fixture

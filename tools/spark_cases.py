@@ -250,7 +250,7 @@ def sink(spark: Any, logs: Logs, rounds: int, size: Size) -> Iterator[dict[str, 
 
 def table(spark: Any, logs: Logs, rounds: int, size: Size) -> Iterator[dict[str, object]]:
     """Commit rows from Spark's memory to a Delta table as a batch of a pipeline does, compared with writing them as Parquet."""
-    from hub.pipeline.sinks import Writing, table_schema, write_files
+    from hub.pipeline.sinks import table_schema, write_files
     from hub.tables.delta import Change, Table
     from hub.tables.place import TablePlace
 
@@ -264,7 +264,7 @@ def table(spark: Any, logs: Logs, rounds: int, size: Size) -> Iterator[dict[str,
     def committed() -> float:
         start = time.perf_counter()
         batch = next(numbers)
-        files = write_files(rows, Writing(place, table_schema(rows), (), f"part-{batch:010}"))
+        files = write_files(rows, place, table_schema(rows), (), f"part-{batch:010}")
         target.commit(files, {"query": Change(batch - 1 if batch else None, batch)})
         return records / (time.perf_counter() - start)
 

@@ -20,12 +20,11 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 from urllib.parse import quote
 
 import msgspec
@@ -35,15 +34,15 @@ from hub.pipeline.decode import RECORD_FIELDS, BadFile, Decoder, Plan
 from hub.pipeline.errors import BadRecords, SchemaError
 from hub.pipeline.infer import infer
 from hub.pipeline.job import RECORD_TIME, Codec
-from hub.pipeline.keytables import KeyTables
+from hub.pipeline.sample import first_values, plain_decoder
 from hub.pipeline.schema import INFER, SchemaField, ddl, parse_schema
 from hub.spark.errors import DataLossError
-from hub.spark.local import LocalShards
+from hub.spark.local import LocalRange, LocalShards
 from hub.spark.selection import ALL, Selection
 from hub.spark.shards import Extent, ShardKey
 from hub.tables.delta import PROPERTY, Change, Table, exists, retention
 from hub.tables.errors import Overtaken, TableError
-from hub.tables.files import FileWriter
+from hub.tables.files import DataFile, FileWriter, remove_files
 from hub.tables.place import TablePlace
 from kvspool import Gap, system
 from kvspool.system.handles import Handle
@@ -52,8 +51,8 @@ CODECS = ("json", "msgpack", "keyed", "text", "raw")
 EVERY = 5.0  # seconds between two commits of a follower, at least
 ROWS = 2_000_000  # records of a commit, at most
 LOOK = 0.05  # seconds between two looks of a waiting follower
-THREADS = 2  # that decode; Arrow's parser and gathering run without Python's lock
-AHEAD = 4  # batches that are decoded ahead of the writer
+THREADS = 2  # that read, decode and write files; Arrow and the loops of logs work without Python's lock
+LEAST = 50_000  # records of a thread
 SAMPLE = 1000  # records that a schema is inferred from
 SCHEMA = "kvspool.schema"  # the property of the table with the schema of the values
 LEFT_OUT = ("machine restart", "missing")  # reasons of Gaps that never had a record in the log
@@ -90,6 +89,7 @@ class AppendProgress(msgspec.Struct, frozen=True):
 
 
 Report = Callable[[AppendProgress], None]
+Span = tuple[ShardKey, int, int]  # the sequences first..end-1 of a shard
 
 
 class TableAppender(Handle):
@@ -131,7 +131,7 @@ class TableAppender(Handle):
         try:
             fields = () if codec in ("text", "raw") else self._fields(codec, schema)
             bad = "" if self.place.local is None else f"{self.place.uri}_bad"
-            self.plan = Plan(codec, fields, time, bad, not keep_bad, str(source.path), name or "table", folders=tuple(partition_by))
+            self.plan = Plan(codec, fields, time, bad, not keep_bad, name or "table", folders=tuple(partition_by))
             columns = pa.schema([pa.field(field.name, field.kind.arrow) for field in self.plan.columns])
             self._schema = columns
             self._by = tuple(partition_by)
@@ -144,28 +144,20 @@ class TableAppender(Handle):
         except BaseException:
             self.shards.close()
             raise
-        self._decoder = threading.local()
-        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="kvspool-decode")
+        self._lock = threading.Lock()  # of the files of bad records and the progress
+        self._is_failing = False  # a thread of the current step has failed
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="kvspool-table")
         self.progress = AppendProgress(self.table.version)
 
     def _fields(self, codec: str, schema: str) -> tuple[SchemaField, ...]:
         """Return the fields to decode to."""
         stored = Table(self.place).properties.get(SCHEMA, "") if exists(self.place) else ""
         if schema == INFER and not stored:
-            return infer(self._sample(), _plain(codec, str(self._source.path))).fields  # type: ignore[arg-type]
+            return infer(first_values(self.shards, SAMPLE), plain_decoder(codec)).fields
         text = stored if schema in ("", INFER) else schema
         if not text:
             raise SchemaError(f'{self.place.uri} is new, and codec {codec} needs a schema, such as "carrier string, dep_delay int"')
         return parse_schema(text)
-
-    def _sample(self) -> Iterator[Any]:
-        """Yield the first records of each shard, equally many of each: key of the shard, and value."""
-        found = {key: extent for key, extent in self.shards.look().items() if extent.end > extent.first}
-        most = -(-SAMPLE // max(1, len(found)))
-        for key, extent in found.items():
-            for batch in self.shards.range(key, extent.first, min(extent.end, extent.first + most)).batches():
-                if not isinstance(batch, Gap):
-                    yield from ((key, value) for value in batch.column("value").to_pylist())
 
     # Work.
 
@@ -203,10 +195,7 @@ class TableAppender(Handle):
             return 0
         changes = {app_of(key, extents[key]): Change(self.table.last(app_of(key, extents[key])), end) for key, (_, end) in spans.items()}
         done = sum(end - first for first, end in spans.values())
-        name = f"part-{self._name or 'table'}-{system.port.random(4).hex()}"
-        with FileWriter(self.place, self._schema, self._by, name) as writer:
-            bad = sum(self._append(writer, key, first, end) for key, (first, end) in spans.items())
-            files = writer.close()
+        files, bad = self._written(spans)
         rows = sum(file.rows for file in files)
         try:
             version = self.table.commit(files, changes, note={"by": self._name or "table", "batch": self.table.version + 1})
@@ -255,23 +244,47 @@ class TableAppender(Handle):
         share = min(1.0, self._rows / total) if total else 0.0
         return {key: (places[key], places[key] + max(1, int(count * share))) for key, count in waiting.items()}
 
-    def _append(self, writer: FileWriter, key: ShardKey, first: int, end: int) -> int:
-        """Write the rows of some records of a shard; return the number of bad ones."""
-        count = 0
+    def _written(self, spans: dict[ShardKey, tuple[int, int]]) -> tuple[list[DataFile], int]:
+        """Write the rows of some records, in several threads; return the files, on disk, and the number of bad records."""
+        name = f"part-{self._name or 'table'}-{system.port.random(4).hex()}"
         with ExitStack() as stack:
-            kept = None
-            if self._keep_bad:
-                folder = Path(self.plan.bad)
-                file = f"{self._name or 'table'}.{quote(key.topic, safe='')}-{key.partition}-{first:020}.parquet"
-                kept = stack.enter_context(BadFile(folder / file))
-            for good, bad in self._decoded(self.shards.range(key, first, end).batches(), key):
-                if bad.num_rows:
-                    self._refuse(bad)
-                    assert kept is not None
-                    kept.add(bad)
-                    count += bad.num_rows
-                writer.write(good)
-        return count
+            kept = {key: stack.enter_context(self._bad_file(key, first)) for key, (first, _) in spans.items()} if self._keep_bad else {}
+            parts = [[self.shards.range(*span) for span in part] for part in divided(spans, THREADS)]
+            futures = [self._pool.submit(self._write, part, kept, f"{name}-{number}") for number, part in enumerate(parts)]
+            try:
+                done = [future.result() for future in futures]
+            except BaseException:
+                self._is_failing = True
+                wait(futures)
+                remove_files(self.place, (file for future in futures if future.exception() is None for file in future.result()[0]))
+                raise
+            finally:
+                self._is_failing = False
+        return [file for files, _ in done for file in files], sum(bad for _, bad in done)
+
+    def _bad_file(self, key: ShardKey, first: int) -> BadFile:
+        name = f"{self._name or 'table'}.{quote(key.topic, safe='')}-{key.partition}-{first:020}.parquet"
+        return BadFile(Path(self.plan.bad) / name)
+
+    def _write(self, ranges: list[LocalRange], kept: Mapping[ShardKey, BadFile], name: str) -> tuple[list[DataFile], int]:
+        """Write the rows of one thread's records; return the files and the number of bad records."""
+        decoder, count = Decoder(self.plan), 0
+        with FileWriter(self.place, self._schema, self._by, name) as writer:
+            for one in ranges:
+                for batch in one.batches():
+                    if self._is_failing:
+                        raise InterruptedError("another thread has failed")
+                    if isinstance(batch, Gap):
+                        self._lose(one.key, batch)
+                        continue
+                    good, bad = decoder.split(with_origin(batch, one.key))
+                    if bad.num_rows:
+                        self._refuse(bad)
+                        with self._lock:
+                            kept[one.key].add(bad)
+                        count += bad.num_rows
+                    writer.write(good)
+            return writer.close(), count
 
     def _refuse(self, bad: pa.RecordBatch) -> None:
         if not self._keep_bad:
@@ -279,31 +292,6 @@ class TableAppender(Handle):
             raise BadRecords(
                 f"[KVSPOOL_BAD_RECORD] topic {first['topic']}, partition {first['partition']}, offset {first['offset']}: {first['reason']}"
             )
-
-    def _decoded(
-        self, batches: Iterator[pa.RecordBatch | Gap], key: ShardKey
-    ) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
-        """Yield good and bad rows of batches, in order; some are decoded ahead."""
-        waiting: deque[Future[tuple[pa.RecordBatch, pa.RecordBatch]]] = deque()
-        try:
-            for batch in batches:
-                if isinstance(batch, Gap):
-                    self._lose(key, batch)
-                    continue
-                waiting.append(self._pool.submit(self._split, with_origin(batch, key)))
-                if len(waiting) > AHEAD:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            for future in waiting:
-                future.cancel()
-
-    def _split(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-        decoder: Decoder | None = getattr(self._decoder, "own", None)
-        if decoder is None:
-            decoder = self._decoder.own = Decoder(self.plan)
-        return decoder.split(batch)
 
     def _lose(self, key: ShardKey, gap: Gap) -> None:
         """Count lost records, or raise DataLossError."""
@@ -314,7 +302,8 @@ class TableAppender(Handle):
                 f"[KVSPOOL_DATA_LOSS] topic {key.topic!r}, partition {key.partition}: {gap}. Allow losses to continue without them. A "
                 "larger capacity, or retention that waits for the durable reader, keeps records longer"
             )
-        self.progress = msgspec.structs.replace(self.progress, lost=self.progress.lost + gap.count)
+        with self._lock:
+            self.progress = msgspec.structs.replace(self.progress, lost=self.progress.lost + gap.count)
 
     def __enter__(self) -> Self:
         return self
@@ -327,6 +316,24 @@ class TableAppender(Handle):
         self._stop.set()
         self._pool.shutdown(cancel_futures=True)
         self.shards.close()
+
+
+def divided(spans: Mapping[ShardKey, tuple[int, int]], most: int) -> list[list[Span]]:
+    """Divide sequences into up to `most` parts of about the same number of records, at least `LEAST` if possible."""
+    total = sum(end - first for first, end in spans.values())
+    share = max(-(-total // most), LEAST)
+    parts: list[list[Span]] = []
+    left = 0
+    for key, (first, end) in spans.items():
+        while first < end:
+            if not left:
+                parts.append([])
+                left = share
+            until = min(end, first + left)
+            parts[-1].append((key, first, until))
+            left -= until - first
+            first = until
+    return parts
 
 
 def app_of(key: ShardKey, extent: Extent) -> str:
@@ -342,14 +349,3 @@ def with_origin(batch: pa.RecordBatch, key: ShardKey) -> pa.RecordBatch:
     names = [field.name for field in RECORD_FIELDS]
     columns = [made[name] if name in made else batch.column("sequence" if name == "offset" else name) for name in names]
     return pa.RecordBatch.from_arrays([*columns, batch.column("value")], names=[*names, "value"])
-
-
-def _plain(codec: str, path: str) -> Callable[[tuple[ShardKey, bytes]], Any]:
-    """Return a decoder of records to dicts, for a sample."""
-    from kvspool import keyed
-
-    if codec == "keyed":
-        tables = KeyTables(path)
-        return lambda row: keyed.unpack(row[1], tables.of(*row[0]))
-    decoder: Any = msgspec.json.Decoder() if codec == "json" else msgspec.msgpack.Decoder()
-    return lambda row: decoder.decode(row[1])

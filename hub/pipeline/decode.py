@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,10 +22,8 @@ from pyarrow import parquet
 from hub.pipeline import jsoncolumns
 from hub.pipeline.errors import BadRecords
 from hub.pipeline.job import RECORD_TIME
-from hub.pipeline.keytables import KeyTables
 from hub.pipeline.schema import Kind, SchemaField, ddl
 from hub.tables.files import LONGEST_FOLDER, escaped
-from kvspool import keyed
 
 RECORD_FIELDS = (
     SchemaField("key", Kind("binary")),
@@ -57,7 +55,7 @@ Decoded = tuple[list[Any], list[int], list[str]]  # the good rows; the numbers o
 class Plan(NamedTuple):
     """The description of decoding for a task: small and picklable.
 
-    path: of a local source, whose key tables codec "keyed" needs. time: RECORD_TIME or a field. job: its name, used in names of files in
+    time: RECORD_TIME or a field. job: its name, used in names of files in
     `bad`. fails: fail on a record that can't be decoded, instead of keeping it in the folder `bad`. ahead: seconds that a time from a field
     may be ahead of the record's timestamp; None for any number. folders: columns whose values become folders of the sink.
     """
@@ -67,7 +65,6 @@ class Plan(NamedTuple):
     time: str
     bad: str
     fails: bool
-    path: str | None
     job: str
     ahead: float | None = None
     folders: tuple[str, ...] = ()
@@ -258,27 +255,12 @@ class Decoder:
             return [pa.array(rows, pa.string())], wrong, reasons
 
     def _decoded(self, batch: pa.RecordBatch) -> Decoded:
-        values = batch.column("value").to_pylist()
-        if self._plan.codec != "keyed":
-            return _each(values, self._decode)
-        places = zip(batch.column("topic").to_pylist(), batch.column("partition").to_pylist(), values, strict=True)
-        return _each(list(places), self._decode_keyed)
+        return _each(batch.column("value").to_pylist(), self._decode)
 
     @cached_property
     def _decode(self) -> Callable[[bytes], Any]:
         decoder: Any = msgspec.json.Decoder if self._plan.codec == "json" else msgspec.msgpack.Decoder
         decode: Callable[[bytes], Any] = decoder(self._row).decode
-        return decode
-
-    @cached_property
-    def _decode_keyed(self) -> Callable[[tuple[str, int, bytes]], Any]:
-        tables = KeyTables(self._plan.path)
-        convert = partial(msgspec.convert, type=self._row)
-
-        def decode(place: tuple[str, int, bytes]) -> Any:
-            topic, partition, value = place
-            return convert(keyed.unpack(value, tables.of(topic, partition)))
-
         return decode
 
     @cached_property
@@ -350,7 +332,6 @@ def _no_folders(name: str, values: pa.Array) -> dict[int, str]:
     for place in _places(pc.match_substring(values, "\0")):
         bad[place] = f"{name} has a NUL, which names of folders can't have, and is in [sink] partition_by"
     return bad
-
 
 
 def _places(mask: pa.Array) -> list[int]:

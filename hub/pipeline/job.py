@@ -23,7 +23,7 @@ from kvspool.errors import NotAFile
 from kvspool.system import documents
 
 Codec = Literal["json", "msgpack", "keyed", "text", "raw"]
-Format = Literal["delta", "parquet", "kvspool"]
+Format = Literal["delta", "iceberg", "parquet", "kvspool"]
 OnBad = Literal["keep", "fail"]
 Mode = Literal["append", "complete", "merge"]
 
@@ -382,19 +382,23 @@ def _check_sink(job: Job) -> None:
         raise JobError(f"{job.path}: [sink] path: with an object store, [sink] checkpoint and [decode] bad_path must be given")
     if "://" in job.decode.bad_path:
         raise JobError(f"{job.path}: [decode] bad_path: must be on a file system that all tasks can reach")
-    if sink.options and sink.format == "parquet":
-        raise JobError(f"{job.path}: [sink] options: format parquet has no options")
+    if sink.options and sink.format in ("parquet", "iceberg"):
+        raise JobError(f"{job.path}: [sink] options: format {sink.format} has no options")
     if sink.partition_by and sink.format == "kvspool":
         raise JobError(f"{job.path}: [sink] partition_by: shards are chosen by the column key")
+    if sink.partition_by and sink.format == "iceberg":
+        raise JobError(f"{job.path}: [sink] partition_by: Iceberg tables are not partitioned; use delta")
     if job.window is None and sink.mode in ("complete", "merge"):
         raise JobError(f'{job.path}: [sink] mode: "{sink.mode}" is for a job with [window]')
     if job.mode == "append" and job.window is not None and not (job.window.size and job.watermark):
         raise JobError(f'{job.path}: [sink] mode: "append" needs [window] size and [watermark], or no aggregate is ever final')
     if job.mode != "append" and sink.format != "delta":
-        what = "a log" if sink.format == "kvspool" else "a folder of Parquet"
+        what = {"kvspool": "a log", "parquet": "a folder of Parquet"}.get(sink.format, "an Iceberg table")
         raise JobError(f'{job.path}: [sink] mode: {what} can only be added to; format delta has "{job.mode}"')
-    if (sink.evolve or job.compact is not None) and sink.format != "delta":
-        raise JobError(f"{job.path}: {'[sink] evolve' if sink.evolve else '[compact]'} is for format delta")
+    if sink.evolve and sink.format not in ("delta", "iceberg"):
+        raise JobError(f"{job.path}: [sink] evolve is for the formats delta and iceberg")
+    if job.compact is not None and sink.format != "delta":
+        raise JobError(f"{job.path}: [compact] is for format delta")
     secret = next((name for name in sink.options if SECRET.search(name)), None)
     if sink.format == "delta" and secret is not None:
         raise JobError(f"{job.path}: [sink] options: {secret} is a secret; set the environment's variable of that name instead")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from hub.pipeline.decode import Plan
 from hub.pipeline.job import Job, Window, source_options
+from hub.pipeline.lateness import LATE, marking
 from hub.pipeline.schema import SchemaField
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ def plan(job: Job, fields: tuple[SchemaField, ...]) -> Plan:
         decode.time,
         str(job.bad_path),
         decode.bad == "fail",
-        job.source.options.get("path"),
         job.name,
         job.ahead,
         job.sink.partition_by,
@@ -40,11 +40,18 @@ def plan(job: Job, fields: tuple[SchemaField, ...]) -> Plan:
 
 def rows(job: Job, fields: tuple[SchemaField, ...], source: DataFrame) -> DataFrame:
     """Return the job's rows of a source."""
+    from pyspark.sql import functions as F
+
     decoding = plan(job, fields)
-    frame = source.select(*COLUMNS).mapInArrow(decoding, decoding.ddl)  # type: ignore[arg-type]
+    late = marking(job, decoding)
+    work = late or decoding
+    frame = source.select(*COLUMNS).mapInArrow(work, work.ddl)  # type: ignore[arg-type]
     if job.select is not None:
         frame = frame.where(job.select.where) if job.select.where else frame
-        frame = frame.selectExpr(*job.select.columns)
+        has_all = late is None or any(column.strip() == "*" for column in job.select.columns)
+        frame = frame.selectExpr(*job.select.columns, *([] if has_all else [f"`{LATE}`"]))
+    if late is not None:
+        frame = frame.observe(LATE, F.count_if(F.col(f"`{LATE}`")).alias("rows")).drop(LATE)
     if job.watermark is not None:
         frame = frame.withWatermark(job.watermark.column, job.watermark.delay)
     return frame if job.window is None else _aggregated(frame, job.window)

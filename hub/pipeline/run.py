@@ -21,6 +21,7 @@ from hub.pipeline import failures, query, session
 from hub.pipeline.decode import clear_bad, count_bad
 from hub.pipeline.errors import PipelineFailed, PipelineRuns, SchemaError
 from hub.pipeline.job import Job, check_time
+from hub.pipeline.lateness import late_of
 from hub.pipeline.schema import SchemaField, ddl, parse_schema
 from hub.pipeline.sinks import Sink, open_sink
 from hub.root import pipeline_progress as progresses
@@ -274,15 +275,6 @@ def away_of(sources: list[dict[str, Any]]) -> dict[str, str]:
     latest = sources[0].get("latestOffset") if sources else None
     found = latest.get(AWAY) if isinstance(latest, dict) else None
     return {str(location): str(why) for location, why in found.items()} if isinstance(found, dict) else {}
-
-
-def late_of(noted: dict[str, Any]) -> int:
-    """Return the number of a batch's rows that are later than the watermark and in no window.
-
-    Spark counts them in the operator of the windows, after a task's rows of one window were combined. So it is 0 only without late rows,
-    but may be less than the number of records.
-    """
-    return sum(max(0, int(operator.get("numRowsDroppedByWatermark", 0))) for operator in noted.get("stateOperators", ()))
 
 
 def pinned_fields(job: Job) -> tuple[SchemaField, ...]:

@@ -2,22 +2,25 @@
 
 - `delta`: a table of `hub.tables`. The executors write its files, the driver commits them. The query's batch is in the same commit, so a
   repeated batch is known, and the second of two concurrent ones is refused.
+- `iceberg`: the same with an Iceberg table, which is only added to.
 - `parquet`: Spark's own sink of files, whose log only Spark reads.
 - `kvspool`: the streaming sink of `format("kvspool")`, which keeps the last batch of a query in the log.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Callable, Iterator
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
 from hub.pipeline.errors import SinkError
 from hub.pipeline.job import Compact, Job, seconds
+from hub.spark.checkpoints import number_of, word_of
 from kvspool import system
 
 if TYPE_CHECKING:
@@ -25,13 +28,15 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-    from hub.tables.delta import Table
+    from hub.tables.delta import Change, Table
     from hub.tables.files import DataFile
+    from hub.tables.iceberg import IcebergTable
     from hub.tables.place import TablePlace
 
 FACTOR = 8  # between two magnitudes of files that are combined
 VACUUM = 3600.0  # seconds between two removals of old versions
 ORPHANS = 24  # hours after which files of killed tasks are removed, at least
+STAGED = "_staged"  # the folder in a table in which Spark writes; readers and `vacuum` ignore its name
 
 
 class Sink(Protocol):
@@ -41,17 +46,38 @@ class Sink(Protocol):
         """Make a query write its rows here. before: called with a batch's number before any of it is computed."""
 
 
+class CommittedTable(Protocol):
+    """The interface of a table that a sink needs; see `hub.tables.delta.Table`."""
+
+    place: TablePlace
+
+    @property
+    def properties(self) -> dict[str, str]: ...
+
+    def refresh(self) -> None: ...
+
+    def last(self, app: str) -> int | None: ...
+
+    def has_rows(self) -> bool: ...
+
+    def commit(self, files: Iterable[DataFile], changes: Mapping[str, Change], *, replace: bool, note: Mapping[str, Any]) -> int: ...
+
+    def merge(self, files: Iterable[DataFile], keys: Iterable[str], changes: Mapping[str, Change], *, note: Mapping[str, Any]) -> int: ...
+
+
 def open_sink(job: Job) -> Sink:
     """Return the job's sink. Raises SinkError, MissingExtra."""
     if job.sink.format == "parquet":
         return ParquetSink(job)
     if job.sink.format == "delta":
         return DeltaSink(job)
+    if job.sink.format == "iceberg":
+        return IcebergSink(job)
     return KvspoolSink(job)
 
 
 class Writing(NamedTuple):
-    """A task's work: write its rows as files of a table, and return their descriptions. Picklable."""
+    """A task's work: write its rows as files of a table on an object store, and return their descriptions. Picklable."""
 
     place: TablePlace
     schema: pyarrow.Schema
@@ -75,39 +101,84 @@ class Writing(NamedTuple):
             yield pa.RecordBatch.from_pydict({"file": files}, pa.schema([("file", pa.binary())]))
 
 
-def write_files(frame: DataFrame, writing: Writing) -> list[DataFile]:
-    """Let the executors write the rows of a frame; return the files of the tasks that succeeded."""
+def write_files(frame: DataFrame, place: TablePlace, schema: pyarrow.Schema, by: tuple[str, ...], name: str) -> list[DataFile]:
+    """Let the executors write the rows of a frame; return the files of the tasks that succeeded. They are on disk.
+
+    schema: of the table; by: its partition columns; name: the beginning of the files' names, unique to the attempt.
+    """
+    import pyarrow as pa
+
     from hub.tables.files import DataFile
 
-    found = frame.mapInArrow(writing, "file binary").collect()  # type: ignore[arg-type]
+    if place.local is not None and not any(pa.types.is_timestamp(schema.field(column).type) for column in by):
+        return _written_by_spark(frame, place, schema, by, name)  # it would write times in the session's zone into names of folders
+    if by:
+        frame = frame.sortWithinPartitions(*(f"`{column}`" for column in by))
+    found = frame.mapInArrow(Writing(place, schema, by, name), "file binary").collect()  # type: ignore[arg-type]
     return [msgspec.json.decode(bytes(row[0]), type=DataFile) for row in found]
 
 
-class DeltaSink:
-    """A Delta table."""
+def _written_by_spark(frame: DataFrame, place: TablePlace, schema: pyarrow.Schema, by: tuple[str, ...], name: str) -> list[DataFile]:
+    """Let Spark's writer of Parquet write to a folder of the table, and take the files of its complete job from there."""
+    from hub.tables.files import adopt
+    from hub.tables.place import make_folders
 
-    def __init__(self, job: Job) -> None:
-        """Check that the package is there. Raises MissingExtra, TableError for an option with a secret."""
-        from hub.tables.place import TablePlace, delta
+    assert place.local is not None
+    staged = f"{STAGED}/{name}-{system.port.random(4).hex()}"
+    make_folders(place.local / staged)
+    try:
+        writer = frame.write.mode("append")
+        (writer.partitionBy(*by) if by else writer).parquet(f"file://{place.local / staged}")
+        return adopt(place, staged, by, name, schema)
+    finally:
+        shutil.rmtree(place.local / staged, ignore_errors=True)
 
-        delta()
+
+def remove_staged(place: TablePlace, name: str) -> None:
+    """Remove the folders of killed drivers whose names have a beginning, and those that are older than `ORPHANS` hours."""
+    folder = None if place.local is None else place.local / STAGED
+    with suppress(OSError):
+        for one in [] if folder is None else folder.iterdir():
+            if one.name.startswith(name) or system.port.now() - one.lstat().st_mtime_ns > ORPHANS * 3600 * 10**9:
+                shutil.rmtree(one, ignore_errors=True)
+
+
+class TableSink:
+    """A table whose files the executors write, and whose versions the driver commits. Subclasses say which kind of table."""
+
+    def __init__(self, job: Job, place: TablePlace) -> None:
         self._job = job
-        self._place = TablePlace.of(job.sink.path, job.sink.options)
-        self._vacuumed = -math.inf
-        self._has_all_vacuumed = False
+        self._place = place
+        self._cleaned = -math.inf
+
+    def exists(self) -> bool:
+        """Return whether there is a table."""
+        raise NotImplementedError
+
+    def opened(self) -> CommittedTable:
+        """Return the existing table."""
+        raise NotImplementedError
+
+    def made(self, schema: pyarrow.Schema, properties: dict[str, str]) -> CommittedTable:
+        """Return the table for rows of a schema; create a missing one."""
+        raise NotImplementedError
+
+    def clean(self, table: Any) -> None:
+        """Combine or remove files after a batch."""
+        raise NotImplementedError
 
     def attach(self, frame: DataFrame, query: Callable[[], str], before: Callable[[int], None]) -> DataStreamWriter:
         """See `Sink`. Creates the table, or adds columns to it; raises TableError, SinkError if the rows or the mode don't fit it."""
-        from hub.tables.delta import PROPERTY, Table, exists, retention
+        from hub.tables.delta import PROPERTY, retention
 
         job = self._job
         self.check_mode()
         keys = tuple(frame.columns[: len(frame.columns) - len(job.window.aggregates)]) if job.mode == "merge" and job.window else ()
         properties = {PROPERTY: job.mode, **retention(self._hours)}
-        if exists(self._place) and PROPERTY not in Table(self._place).properties:
+        if self.exists() and PROPERTY not in self.opened().properties:
             properties = {}  # another program's table, with its own rules
         schema = table_schema(frame)
-        table = Table.make(self._place, schema, partition_by=job.sink.partition_by, evolve=job.sink.evolve, properties=properties)
+        table = self.made(schema, properties)
 
         def write(frame: DataFrame, batch: int) -> None:
             self._write(table, schema, keys, frame, query(), batch, before)
@@ -116,12 +187,12 @@ class DeltaSink:
 
     def check_mode(self) -> None:
         """Raise SinkError if the table was written in another mode: rows to be replaced would stay, or rows to be kept would be lost."""
-        from hub.tables.delta import PROPERTY, Table, exists
+        from hub.tables.delta import PROPERTY
 
         job = self._job
-        if not exists(self._place):
+        if not self.exists():
             return
-        table = Table(self._place)
+        table = self.opened()
         mode = table.properties.get(PROPERTY)
         if mode is None and job.mode == "complete" and table.has_rows():
             raise SinkError(
@@ -136,7 +207,7 @@ class DeltaSink:
             )
 
     def _write(
-        self, table: Table, schema: pyarrow.Schema, keys: tuple[str, ...], frame: DataFrame, query: str, batch: int,
+        self, table: CommittedTable, schema: pyarrow.Schema, keys: tuple[str, ...], frame: DataFrame, query: str, batch: int,
         before: Callable[[int], None],
     ) -> None:  # fmt: skip
         from hub.tables.delta import Change
@@ -144,6 +215,7 @@ class DeltaSink:
         from hub.tables.files import remove_files
 
         table.refresh()
+        remove_staged(self._place, f"part-{query[:8]}-")
         state = BatchState(table, self._job, query, batch)
         if state.is_stored():
             if self._job.window is not None:  # Spark was killed before it committed the batch, and compares its state with this one
@@ -151,7 +223,7 @@ class DeltaSink:
             return
         changes = {name: Change(*change) for name, change in state.changes().items()}
         before(batch)
-        files = self._written(frame, schema, query, batch)
+        files = write_files(frame, self._place, schema, self._job.sink.partition_by, f"part-{query[:8]}-{batch:010}")
         note = {"by": self._job.name, "batch": batch}
         try:
             if keys:
@@ -164,29 +236,89 @@ class DeltaSink:
             raise
         if keys:  # the table has the rows in files of its own
             remove_files(self._place, files)
-        if self._job.compact is not None:
-            compact(table, self._job.compact)
-        self._vacuum(table)
+        self.clean(table)
 
-    def _written(self, frame: DataFrame, schema: pyarrow.Schema, query: str, batch: int) -> list[DataFile]:
-        """Let the executors write a batch, and return the files of the tasks that succeeded."""
-        by = self._job.sink.partition_by
-        if by:
-            frame = frame.sortWithinPartitions(*(f"`{name}`" for name in by))
-        return write_files(frame, Writing(self._place, schema, by, f"part-{query[:8]}-{batch:010}"))
+    def _is_due(self) -> bool:
+        """Return whether old versions are to be removed: now and then."""
+        if system.port.monotonic() - self._cleaned < VACUUM:
+            return False
+        self._cleaned = system.port.monotonic()
+        return True
 
     @property
     def _hours(self) -> int:
         return math.ceil(seconds(self._job.sink.keep) / 3600)
 
-    def _vacuum(self, table: Table) -> None:
-        """Remove the files of old versions, now and then; and once, those of killed tasks."""
-        if system.port.monotonic() - self._vacuumed >= VACUUM:
-            self._vacuumed = system.port.monotonic()
+
+class DeltaSink(TableSink):
+    """A Delta table."""
+
+    def __init__(self, job: Job) -> None:
+        """Check that the package is there. Raises MissingExtra, TableError for an option with a secret."""
+        from hub.tables.place import TablePlace, delta
+
+        delta()
+        super().__init__(job, TablePlace.of(job.sink.path, job.sink.options))
+        self._has_all_vacuumed = False
+
+    def exists(self) -> bool:
+        """See `TableSink`."""
+        from hub.tables.delta import exists
+
+        return exists(self._place)
+
+    def opened(self) -> Table:
+        """See `TableSink`."""
+        from hub.tables.delta import Table
+
+        return Table(self._place)
+
+    def made(self, schema: pyarrow.Schema, properties: dict[str, str]) -> Table:
+        """See `TableSink`."""
+        from hub.tables.delta import Table
+
+        sink = self._job.sink
+        return Table.make(self._place, schema, partition_by=sink.partition_by, evolve=sink.evolve, properties=properties)
+
+    def clean(self, table: Any) -> None:
+        """Combine small files; remove those of old versions now and then, and once those of killed tasks."""
+        if self._job.compact is not None:
+            compact(table, self._job.compact)
+        if self._is_due():
             table.vacuum(self._hours)
             if not self._has_all_vacuumed:
                 self._has_all_vacuumed = True
                 table.vacuum(max(ORPHANS, self._hours), everything=True)
+
+
+class IcebergSink(TableSink):
+    """An Iceberg table, which is only added to."""
+
+    def __init__(self, job: Job) -> None:
+        """Check that the package is there. Raises MissingExtra."""
+        from hub.tables.place import TablePlace, iceberg
+
+        self._kind = iceberg().IcebergTable
+        super().__init__(job, TablePlace.of(job.sink.path))
+
+    def exists(self) -> bool:
+        """See `TableSink`."""
+        return bool(self._kind.exists(self._place))
+
+    def opened(self) -> IcebergTable:
+        """See `TableSink`."""
+        table: IcebergTable = self._kind(self._place)
+        return table
+
+    def made(self, schema: pyarrow.Schema, properties: dict[str, str]) -> IcebergTable:
+        """See `TableSink`."""
+        table: IcebergTable = self._kind.make(self._place, schema, evolve=self._job.sink.evolve, properties=properties)
+        return table
+
+    def clean(self, table: Any) -> None:
+        """Forget old versions now and then."""
+        if self._is_due():
+            table.expire(self._hours)
 
 
 class BatchState:
@@ -196,7 +328,7 @@ class BatchState:
     is noticed. A third one has a digest of the last batch's offsets, so that an older checkpoint is noticed.
     """
 
-    def __init__(self, table: Table, job: Job, query: str, batch: int) -> None:
+    def __init__(self, table: CommittedTable, job: Job, query: str, batch: int) -> None:
         self._table, self._job, self._query, self._batch = table, job, query, batch
         self._owner, self._offsets = f"kvspool/{job.name}/query", f"kvspool/{job.name}/offsets"
 
@@ -237,16 +369,7 @@ class BatchState:
 
     def _word(self) -> int:
         """Return a number for the batch's offsets, which Spark writes once, before the batch; 0 for a checkpoint on an object store."""
-        checkpoint = self._job.checkpoint.removeprefix("file://")
-        try:
-            return 0 if "://" in checkpoint else number_of(Path(checkpoint, "offsets", str(self._batch)).read_bytes())
-        except FileNotFoundError:
-            return 0
-
-
-def number_of(data: bytes) -> int:
-    """Return a positive number of 62 bits for some bytes."""
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big") >> 2 | 1
+        return word_of(self._job.checkpoint, self._batch)
 
 
 def table_schema(frame: DataFrame) -> pyarrow.Schema:

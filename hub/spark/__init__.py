@@ -3,7 +3,8 @@
     import hub.spark
 
     spark = hub.spark.session()
-    spark.read.format("kvspool").load("root").groupBy("topic", "partition").count().show()
+    columns = hub.spark.columns("topic", "value")        # a query names its columns: Spark reads all seven otherwise
+    spark.read.format("kvspool").schema(columns).load("root").groupBy("topic").count().show()
 
 Other sessions know the format too, if the package `pyspark_kvspool` is installed next to this one.
 """
@@ -43,14 +44,13 @@ def session(
         from pyspark.sql import SparkSession
     except ImportError as error:
         raise MissingExtra(f"Spark needs the package pyspark ({error}); pip install 'kvspool[spark]'") from error
-    from hub.spark.home import use_home
+    from hub.spark import home
     from hub.spark.java import use_java
 
     spark = SparkSession.getActiveSession()
     if spark is None:
         builder = SparkSession.builder.appName(name)
-        for key, value in {**session_settings(cores=cores, local_checkpoints=local_checkpoints), **(settings or {})}.items():
-            builder = builder.config(key, value)
+        chosen = session_settings(cores=cores, local_checkpoints=local_checkpoints)
         if "PYSPARK_GATEWAY_PORT" not in os.environ:  # else spark-submit has started Java, and knows the master
             use_java()
             master = master or "local[*]"
@@ -58,7 +58,10 @@ def session(
             builder = builder.master(master)
         if (master or "").startswith("local"):
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-            use_home()
+            folder = home.use_home()
+            chosen |= {} if folder is None else home.settings(folder)
+        for key, value in {**chosen, **(settings or {})}.items():
+            builder = builder.config(key, value)
         spark = builder.getOrCreate()
     if find_spec("pyspark_kvspool") is None:  # otherwise Spark finds the format automatically
         register(spark)
@@ -73,6 +76,20 @@ def register(spark: SparkSession) -> None:
     from hub.spark.source import KvspoolDataSource
 
     spark.dataSource.register(KvspoolDataSource)
+
+
+def columns(*names: str) -> str:
+    """Return the schema with these columns of `format("kvspool")`, for `.schema(...)`. All of them without names.
+
+    Spark doesn't tell a source in Python which columns a query uses. With a schema, the other columns are neither read nor converted.
+    Raises ValueError for an unknown column.
+    """
+    from hub.spark.reading import COLUMNS
+
+    unknown = [name for name in names if name not in COLUMNS]
+    if unknown:
+        raise ValueError(f"there is no column {unknown[0]}; format kvspool has {', '.join(COLUMNS)}")
+    return ", ".join(f"{name} {COLUMNS[name].simpleString()}" for name in names or COLUMNS)
 
 
 def session_settings(*, cores: int | None = None, local_checkpoints: bool = True) -> dict[str, str]:
@@ -113,4 +130,4 @@ def read_table(
     return read(spark, path, version, options)
 
 
-__all__ = ["read_table", "register", "session", "session_settings"]
+__all__ = ["columns", "read_table", "register", "session", "session_settings"]

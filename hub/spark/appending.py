@@ -9,6 +9,10 @@ not on the order; otherwise a repeated row might go to another shard.
 
 **Order.** Rows of a key keep the task's order, unless some were appended before the task was repeated in another order.
 
+**A repeated batch** may have other partitions than before; only the driver knows all of them. A task may find rows of the batch from
+other tasks, appended before this attempt began. Then it stages its rows in a file next to the logs. The commit compares the partitions, and
+appends the rows, or raises an error; see `sink` and `staged`. Tasks append directly if the driver has no access to the logs.
+
 **Memory.** Rows stay as Arrow batches, up to a limit. More rows go to a temporary file, and are read from it through the page cache. The
 file is accessible only to its owner, and unlinked before it is written. Batches with several topics are first sorted by topic, so that the
 rows of each topic are a slice, not a copy.
@@ -20,24 +24,26 @@ import os
 import socket
 import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql.datasource import WriterCommitMessage
 
+from hub.spark import staged
 from hub.spark.target import LEFT_OUT, OWN_LOGS, SinkTarget, SparkSinkError, ids_of
 from hub.spark.workers import freeze_modules
 from kvspool.producers import Pieces
 from kvspool.system.handles import Handle, close_all
 from shard import ShardSet
-from shard.merged import Log
-from shard.producers import grouped, int32s, laid_out, shards_of
+from shard.producers import grouped, int32s, shards_of
 
 if TYPE_CHECKING:
     import pyarrow
 
     from kvspool.arrow import Columns
 
+MOST_OPEN = 64  # logs that a task keeps open
 STORED = ("value", "key", "type", "timestamp")
 PARTITIONS_CHANGED = (
     "The query must make the same partitions when a batch is repeated: give repartition a number, and set "
@@ -46,53 +52,66 @@ PARTITIONS_CHANGED = (
 )
 
 
+class BatchPart(NamedTuple):
+    """A task's part of a batch.
+
+    producer: its name in each shard. began: start of this attempt at the batch, ns since 1970; 0: of a job without batches. keep: hours for
+    which a shard keeps the account at least if its table is full; 0: seven days. word: of the batch's offsets, 0: unknown.
+    """
+
+    producer: str
+    batch: int
+    began: int = 0
+    keep: int = 0
+    word: int = 0
+
+    @property
+    def query(self) -> str:
+        """Return the beginning of the names of all producers of the query."""
+        return self.producer.rpartition("/")[0] + "/"
+
+
 @dataclass
 class Appended(WriterCommitMessage):
     """The result of one task.
 
-    records: rows of the task; repeated: rows that an earlier attempt had appended; producer: its name; shards: the shards of its rows, by
-    topic and number, each with the other producers of the query that had appended rows of this batch. host, logs: where it ran, and the ids
-    of the logs of each topic there.
+    records: rows of the task; repeated: rows that an earlier attempt had appended; part: as which they were appended; shards: the shards of
+    its rows, by topic and number, each with the other producers of the query that had appended rows of this batch. host, logs: where it
+    ran, and the ids of the logs of each topic there. staged: the file with its rows if they are not appended yet; see `staged`.
     """
 
     records: int
     repeated: int
-    producer: str
+    part: BatchPart
     shards: dict[str, dict[int, list[str]]] = field(default_factory=dict)
     host: str = ""
     logs: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    staged: str = ""
 
 
-def append(
-    target: SinkTarget, batches: Iterator[pyarrow.RecordBatch], producer: str, batch: int, *, began: int = 0, keep: int = 0
-) -> Appended:
-    """Append the rows of a task, each once, as `batch` of `producer` in each shard; see the module.
+def append(target: SinkTarget, batches: Iterable[pyarrow.RecordBatch], part: BatchPart) -> Appended:
+    """Append the rows of a task, each once, as a producer's batch in each shard; or stage them, see the module.
 
-    began: start of this attempt at the batch, ns since 1970. keep: hours for which a shard keeps the account at least if its table is full;
-    0: seven days.
-
-    Raises SparkSinkError for a row that can't be written, and the errors of appending: rows appended by then are in the accounts.
+    Raises SparkSinkError for a row that can't be written, and for a part of a batch that is stored with other rows; nothing is appended
+    then. Raises the errors of appending: rows appended by then are in the accounts.
     """
-    topics: dict[str, _Topic] = {}
-    records = 0
+    gathered = _Gathered(target)
     try:
         with _Kept(target.memory) as kept:
             for rows in kept.through(_arranged(target, one) for one in batches):
-                records += rows.num_rows
-                for topic, part in _by_topic(target, rows):
-                    if topic not in topics:
-                        topics[topic] = _Topic(target, topic)
-                    topics[topic].add(part)
-            done = Appended(records, 0, producer, host=socket.gethostname())
-            for topic, gathered in topics.items():
-                done.logs[topic] = ids_of(gathered.shards.shards)
-                repeated, done.shards[topic] = gathered.append(producer, batch, began, keep)
-                done.repeated += repeated
-            topics.clear()  # its slices of the file are released before the file
+                gathered.add(rows)
+            done = Appended(gathered.records, 0, part, host=socket.gethostname())
+            is_missing = gathered.check(part, done)
+            is_repeated = any(others for shards in done.shards.values() for others in shards.values())
+            if is_repeated and is_missing and not target.takes_changed and target.is_at_driver():
+                done.staged = staged.write(target, part.query, gathered.batches)
+            else:
+                gathered.append(part, done)
+            gathered.close()  # its slices of the file are released before the file
         freeze_modules()
         return done
     finally:
-        close_all(gathered.shards for gathered in topics.values())
+        gathered.close()
 
 
 def check_hosts(target: SinkTarget, tasks: Iterable[Appended]) -> None:
@@ -175,80 +194,161 @@ def _by_topic(target: SinkTarget, rows: pyarrow.RecordBatch) -> Iterator[tuple[s
         start = end
 
 
-class _Topic:
+class _Gathered(Handle):
+    """The rows of a task, by topic and shard. At most `MOST_OPEN` logs stay open, however many topics there are."""
+
+    def __init__(self, target: SinkTarget) -> None:
+        self._target = target
+        self._topics: dict[str, _Topic] = {}
+        self._open = 0
+        self.records = 0
+        self.batches: list[pyarrow.RecordBatch] = []
+
+    def add(self, rows: pyarrow.RecordBatch) -> None:
+        """Add rows, without a copy. Raises SparkSinkError, ValueError for values that can't be stored."""
+        self.records += rows.num_rows
+        self.batches.append(rows)
+        for topic, part in _by_topic(self._target, rows):
+            if topic not in self._topics:
+                found = self._topics[topic] = _Topic(self._target, topic)
+                self._open += found.count
+                if self._open > MOST_OPEN:
+                    self._open -= found.count
+                    found.close()
+            self._topics[topic].add(part)
+
+    def check(self, part: BatchPart, done: Appended) -> bool:
+        """Compare all shards' accounts with the rows, and note in `done` what earlier attempts have appended. Return whether any row is
+        missing. Raises SparkSinkError if a shard has another part, or a later batch.
+        """
+        is_missing = False
+        for topic, gathered in self._topics.items():
+            with gathered.opened() as shards:
+                done.logs[topic] = ids_of(shards.shards)
+                if part.began:
+                    is_missing |= gathered.check(shards, part)
+                done.shards[topic] = gathered.others(shards, part)
+        return is_missing
+
+    def append(self, part: BatchPart, done: Appended) -> None:
+        """Append the missing rows."""
+        for gathered in self._topics.values():
+            with gathered.opened() as shards:
+                done.repeated += gathered.append(shards, part)
+
+    def close(self) -> None:
+        """Close the shards, and release the rows."""
+        topics, self._topics, self.batches = self._topics, {}, []
+        close_all(topics.values())
+
+
+class _Topic(Handle):
     """The rows of one topic, gathered by shard."""
 
     def __init__(self, target: SinkTarget, topic: str) -> None:
-        self._target = target
-        self.shards: ShardSet = target.open(topic)
-        self.pieces: dict[int, Pieces] = {}
+        self._target, self._topic = target, topic
+        self._shards: ShardSet | None = target.open(topic)
+        self._lay_out = self._shards.shards[0].columns_of
+        self.count = len(self._shards.shards)
+        self._prefix = self._shards.prefix
+        self._pieces: dict[int, Pieces] = {}
+
+    @contextmanager
+    def opened(self) -> Iterator[ShardSet]:
+        """Return the shards, open in the `with` block."""
+        if self._shards is not None:
+            yield self._shards
+            return
+        with self._target.open(self._topic) as shards:
+            yield shards
 
     def add(self, rows: pyarrow.RecordBatch) -> None:
         """Add rows, without a copy. Raises SparkSinkError, ValueError for values that can't be stored."""
         stored = rows.select([name for name in STORED if name in rows.schema.names])
-        columns = laid_out(self.shards, stored, self._target.codec)
-        count = len(self.shards.shards)
-        for shard, numbers in grouped(_shards_of(rows, columns, count, self.shards.prefix), count).items():
-            self.pieces.setdefault(shard, []).append((columns, numbers))
+        columns = self._lay_out(stored, self._target.codec)
+        for shard, numbers in grouped(_shards_of(rows, columns, self.count, self._prefix), self.count).items():
+            self._pieces.setdefault(shard, []).append((columns, numbers))
 
-    def append(self, name: str, batch: int, began: int, keep: int) -> tuple[int, dict[int, list[str]]]:
-        """Append the gathered rows, and close the shards.
-
-        Return how many records of complete parts were already stored. Also return, by shard, the other producers that had appended to the
-        batch before this attempt. Raises SparkSinkError for a stored part with another number of rows.
-        """
-        repeated = 0
-        others = {}
-        target = self._target
-        try:
-            for shard, pieces in sorted(self.pieces.items()):
-                log = self.shards.shards[shard]
-                producer = log.producer(name)
-                producer.keep = keep
-                done = producer.append_pieces(
-                    pieces,
-                    batch=batch,
-                    codec=target.codec,
-                    durable=target.is_durable,
-                    changed="append" if target.takes_changed else "raise",
+    def check(self, shards: ShardSet, part: BatchPart) -> bool:
+        """Compare the accounts of all shards with the rows; see `_Gathered.check`."""
+        is_missing = False
+        for shard, log in enumerate(shards.shards):
+            known = log.producer(part.producer).begun()
+            count = _count(self._pieces.get(shard, ()))
+            if known is not None and known.batch > part.batch:
+                raise self._later(shard, part)
+            if known is None or known.batch < part.batch:
+                is_missing |= count > 0
+                continue
+            if part.word and known.word not in (0, part.word):
+                raise SparkSinkError(
+                    f"[KVSPOOL_CHECKPOINT_RESTORED] {self._where(shard)}: {known.stored} records of batch {part.batch} of {part.producer} "
+                    "are stored, and the checkpoint repeats it with other offsets: it is an older one; nothing was written. Restore the "
+                    "checkpoint that belongs to the log. With a new one the query appends all rows again"
                 )
-                if done.repeated:
-                    self._check_count(done.records, pieces, shard, name, batch)
-                    repeated += done.records
-                others[shard] = _others(log, name, batch, began)
-        finally:
-            self.pieces.clear()
-            self.shards.close()
-        return repeated, others
+            if known.is_done and known.rows != count and not self._target.takes_changed:
+                raise self._changed(known.rows, count, shard, part)
+            is_missing |= not known.is_done
+        return is_missing
 
-    def _check_count(self, stored: int, pieces: Pieces, shard: int, producer: str, batch: int) -> None:
-        """Raise SparkSinkError if a stored part has another number of rows than now, or belongs to a batch before the last one.
-
-        The account of such an earlier batch no longer exists.
+    def others(self, shards: ShardSet, part: BatchPart) -> dict[int, list[str]]:
+        """Return by shard the other producers of the query that had appended to the batch before this attempt. A shard without rows is left
+        out if there are none.
         """
-        count = sum(columns.rows if numbers is None else len(numbers) for columns, numbers in pieces)
-        if stored == count or (stored and self._target.takes_changed):
-            return
-        where = f"partition {shard} of {self.shards.prefix or self._target.path}"
-        if not stored:
-            raise SparkSinkError(
-                f"[KVSPOOL_BATCH_CHANGED] {where}: {producer} has appended a later batch than {batch}, so it is unknown which records "
-                "of this one are stored; nothing was written for it. If the checkpoint is an older copy, use a new one: it reads all again"
+        found = {}
+        for shard, log in enumerate(shards.shards):
+            others = log.producer(part.producer).others(part.query, part.batch, part.began) if part.began else []
+            if others or shard in self._pieces:
+                found[shard] = others
+        return found
+
+    def append(self, shards: ShardSet, part: BatchPart) -> int:
+        """Append the rows; return how many records of complete parts were already stored."""
+        target, repeated = self._target, 0
+        for shard, pieces in sorted(self._pieces.items()):
+            producer = shards.shards[shard].producer(part.producer)
+            producer.keep = part.keep
+            done = producer.append_pieces(
+                pieces,
+                batch=part.batch,
+                codec=target.codec,
+                durable=target.is_durable,
+                changed="append" if target.takes_changed else "raise",
+                word=part.word,
             )
-        raise SparkSinkError(
-            f"[KVSPOOL_BATCH_CHANGED] {where}: {stored} records of batch {batch} of {producer} are stored, and now it has {count}; "
-            f"nothing was written for it. {PARTITIONS_CHANGED}"
+            if done.repeated:  # also if another copy of the task was faster
+                if not done.records:
+                    raise self._later(shard, part)
+                if done.records != _count(pieces) and not target.takes_changed:
+                    raise self._changed(done.records, _count(pieces), shard, part)
+                repeated += done.records
+        return repeated
+
+    def _where(self, shard: int) -> str:
+        return f"partition {shard} of {self._prefix or self._target.path}"
+
+    def _later(self, shard: int, part: BatchPart) -> SparkSinkError:
+        return SparkSinkError(
+            f"[KVSPOOL_BATCH_CHANGED] {self._where(shard)}: {part.producer} has appended a later batch than {part.batch}, so it is unknown "
+            "which records of this one are stored; nothing was written for it. If the checkpoint is an older copy, use a new one: it reads "
+            "all again"
         )
 
+    def _changed(self, stored: int, count: int, shard: int, part: BatchPart) -> SparkSinkError:
+        return SparkSinkError(
+            f"[KVSPOOL_BATCH_CHANGED] {self._where(shard)}: {stored} records of batch {part.batch} of {part.producer} are stored, and now "
+            f"it has {count}; nothing was written for it. {PARTITIONS_CHANGED}"
+        )
 
-def _others(log: Log, producer: str, batch: int, before: int) -> list[str]:
-    """Return the other producers of the query that had appended to a batch in a shard before a time, ns since 1970."""
-    query = producer.rpartition("/")[0] + "/"
-    return [
-        one.name
-        for one in (log.producers() if before else ())
-        if one.batch == batch and one.updated < before and one.name != producer and one.name.startswith(query)
-    ]
+    def close(self) -> None:
+        """Close the shards."""
+        shards, self._shards = self._shards, None
+        if shards is not None:
+            shards.close()
+
+
+def _count(pieces: Iterable[tuple[Columns, memoryview | None]]) -> int:
+    return sum(columns.rows if numbers is None else len(numbers) for columns, numbers in pieces)
 
 
 def _shards_of(rows: pyarrow.RecordBatch, columns: Columns, count: int, topic: str) -> memoryview:

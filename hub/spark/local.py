@@ -13,20 +13,21 @@ single log, or a set without a prefix, it is each log's own.
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hub.root.file_version import UNSTABLE, FileVersion
 from hub.spark.errors import DataLossError
 from hub.spark.selection import ALL, Selection
 from hub.spark.shards import Extent, ShardKey, ShardOffsets, ShardRange
 from kvspool import Gap, system
-from kvspool.errors import LogNotFound, LogVanished, NotALog
+from kvspool.errors import LogNotFound, LogVanished, NotALog, Undecodable
 from kvspool.journal.files import LEFTOVERS
 from kvspool.opening import logs
 from kvspool.options import TIMEOUT, Isolation
@@ -43,6 +44,7 @@ AGAIN = 0.5  # seconds between two checks of names that are no shards yet
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 _logs: OrderedDict[Path, Log] = OrderedDict()  # a worker process runs many tasks; its logs stay open between them
+_opening = threading.Lock()  # threads may read at once
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,10 @@ class LocalRange(ShardRange):
 
         with closing(self._open().cursor(self.first, bounded=True, end=self.end)) as cursor:
             count = self.end - self.first
-            yield from arrow.batches(cursor, count, min(count, arrow.BATCH))
+            if cursor.key_table is None:
+                yield from arrow.batches(cursor, count, min(count, arrow.BATCH))
+            else:
+                yield from _without_keys(cursor, self.first, self.end)
 
     def _open(self) -> Log:
         log = _opened(Path(self.path))
@@ -69,15 +74,39 @@ class LocalRange(ShardRange):
         return log
 
 
+def _without_keys(cursor: Any, first: int, end: int) -> Iterator[pyarrow.RecordBatch | Gap]:
+    """Yield the records first..end-1 with keyed values as plain MessagePack, as a hub sends them. A value whose keys are lost stays as it
+    is stored: its indexes may mean anything.
+    """
+    from kvspool import arrow
+
+    while first < end:
+        most = min(end - first, arrow.BATCH)
+        try:
+            found = arrow.next_batch(cursor, most, coded=True)
+        except Undecodable:
+            cursor.go_to(first)
+            found = arrow.next_batch(cursor, 1)
+        if isinstance(found, Gap):
+            first = found.last + 1
+            yield found
+        elif found.num_rows:
+            first = found.column("sequence")[-1].as_py() + 1
+            yield found.select(arrow.SCHEMA.names)
+        else:
+            return
+
+
 def _opened(path: Path) -> Log:
     """Return the log at a path; one that this process has already open, if it still exists."""
-    log = _logs.pop(path, None)
-    if log is None or log.closed or log.has_vanished():
-        log = open_shard(path, TIMEOUT)
-    _logs[path] = log
-    if len(_logs) > MOST_OPEN:
-        _logs.popitem(last=False)  # it closes with the last iterator that reads it
-    return log
+    with _opening:
+        log = _logs.pop(path, None)
+        if log is None or log.closed or log.has_vanished():
+            log = open_shard(path, TIMEOUT)
+        _logs[path] = log
+        if len(_logs) > MOST_OPEN:
+            _logs.popitem(last=False)  # it closes with the last iterator that reads it
+        return log
 
 
 def close_logs() -> None:

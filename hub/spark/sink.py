@@ -22,7 +22,9 @@ from typing import TYPE_CHECKING
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
-from hub.spark.appending import PARTITIONS_CHANGED, Appended, append, check_hosts
+from hub.spark import staged
+from hub.spark.appending import PARTITIONS_CHANGED, Appended, BatchPart, append, check_hosts
+from hub.spark.checkpoints import word_of
 from hub.spark.target import SinkTarget, SparkSinkError
 
 if TYPE_CHECKING:
@@ -45,31 +47,41 @@ class ShardSink(DataSourceStreamArrowWriter):
         batch = None if context is None else context.getLocalProperty("streaming.sql.batchId")
         if context is None or not query or batch is None:
             raise SparkSinkError("[KVSPOOL_NO_QUERY] this task belongs to no streaming query: Spark names neither query nor batch")
-        return append(self.target, iterator, f"{query}/{context.partitionId()}", int(batch), began=self.began)
+        word = word_of(self.target.checkpoint, int(batch))
+        return append(self.target, iterator, BatchPart(f"{query}/{context.partitionId()}", int(batch), self.began, word=word))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Log the batch; its records are already stored.
+        """Append the staged rows of a repeated batch. All others are already stored.
 
-        Raises SparkSinkError if they were stored with other partitions than the query has now, or in the logs of several hosts.
-        Then some of them may be stored twice.
+        Raises SparkSinkError if the batch was partly stored with other partitions than the query has now; then no row of this attempt is
+        appended, unless the driver has no access to the logs. Also raises it for logs of several hosts: some rows may be stored twice.
         """
         tasks = [message for message in messages if isinstance(message, Appended)]
         check_hosts(self.target, tasks)
         strangers = _strangers(tasks)
         if strangers:
+            is_staged = self.target.is_at_driver() and not self.target.takes_changed
+            doubt = "nothing more was written" if is_staged else "some of its records may be stored twice"
             words = (
                 f"[KVSPOOL_BATCH_CHANGED] batch {batchId} has {len(messages)} partitions, and was appended before by others, such as "
-                f"{', '.join(strangers[:3])}: some of its records may be stored twice. {PARTITIONS_CHANGED}"
+                f"{', '.join(strangers[:3])}: {doubt}. {PARTITIONS_CHANGED}"
             )
             if not self.target.takes_changed:
+                staged.remove(task.staged for task in tasks if task.staged)
                 raise SparkSinkError(words)
             _logger.warning(words)
+        for task in tasks:
+            if task.staged:
+                task.repeated = append(self.target, staged.read(task.staged), task.part._replace(began=0)).repeated
+        for query in {task.part.query for task in tasks}:
+            staged.sweep(self.target, query)
         records, repeated = sum(task.records for task in tasks), sum(task.repeated for task in tasks)
         again = f", {repeated} of which were stored before" if repeated else ""
         _logger.info("batch %d: %d records in %d tasks%s", batchId, records, len(tasks), again)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Log that the batch failed. Appended records stay, and are not appended again when the batch is replayed."""
+        staged.remove(message.staged for message in messages if isinstance(message, Appended) and message.staged)
         _logger.warning("batch %d failed; its appended records are accounted for, and the batch will be replayed", batchId)
 
 
@@ -80,6 +92,6 @@ def _strangers(tasks: list[Appended]) -> list[str]:
     for task in tasks:
         for topic, shards in task.shards.items():
             for shard, others in shards.items():
-                parts.add((topic, shard, task.producer))
+                parts.add((topic, shard, task.part.producer))
                 seen.update((topic, shard, other) for other in others)
     return sorted({name for _, _, name in seen - parts})

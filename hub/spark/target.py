@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from hub.spark.naming import named
 from hub.spark.options import choice, local_path
-from kvspool import Codec
+from kvspool import Codec, system
 from kvspool.engine import sizes
 from kvspool.errors import KvspoolError, LogExists, LogNotFound
 from kvspool.opening import logs
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 FORMATS = ("spool", "kvj")
 NAMES = ("path", "topic", "prefix", "bits", "capacity", "format", "codec", "durability", "changedBatch", "memory", "hosts")
-IGNORED = frozenset({"checkpointlocation", "queryname"})  # Spark's own options of every stream
+CHECKPOINT = "checkpointlocation"
+IGNORED = frozenset({CHECKPOINT, "queryname"})  # Spark's own options of every stream
 MEMORY = "256MiB"
 COLUMNS = ("key", "value", "topic", "partition", "timestamp", "type")
 LEFT_OUT = ("offset", "timestamptype")  # columns of a read that the log sets itself
@@ -65,6 +66,7 @@ class SinkTarget:
     capacity, format: of sets to create. codec: of the values. is_durable: each task returns when its records are on disk. takes_changed: of
     a batch that was partly stored and has other rows now, append the missing rows. memory: bytes of rows that a task keeps; more go to a
     temporary file. has_own_logs: each host may have its own logs. log_ids: of the topic's shards on the driver's host, if it was opened.
+    checkpoint: of the streaming query, if it is an option. place: identifies the path on the driver's host.
     """
 
     path: Path
@@ -79,6 +81,8 @@ class SinkTarget:
     memory: int
     has_own_logs: bool = False
     log_ids: tuple[str, ...] = ()
+    checkpoint: str = ""
+    place: str = ""
 
     @classmethod
     def parse(cls, given: Mapping[str, str], schema: StructType) -> SinkTarget:
@@ -104,9 +108,19 @@ class SinkTarget:
             takes_changed=choice(options, "changedBatch", ("fail", "append")) == "append",
             memory=_memory(options.get("memory", MEMORY)),
             has_own_logs=choice(options, "hosts", ("one", "own")) == "own",
+            checkpoint=next((value for name, value in given.items() if name.lower() == CHECKPOINT), ""),
         )
         check_columns(schema)
-        return target._of_log(options) if target.is_log else target._of_root(schema)
+        found = target._of_log(options) if target.is_log else target._of_root(schema)
+        return replace(found, place=found._place())
+
+    def is_at_driver(self) -> bool:
+        """Return whether this process has the path of the driver's host: the driver reaches what is written there."""
+        return self.place != "" and self.place == self._place()
+
+    def _place(self) -> str:
+        status = system.port.look_up(self.path)
+        return "" if status is None else f"{system.port.boot_id().hex()}/{status.st_dev}/{status.st_ino}"
 
     def _of_log(self, options: Mapping[str, str]) -> SinkTarget:
         if given := [name for name in ("prefix", "bits") if name in options]:

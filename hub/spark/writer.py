@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
-from hub.spark.appending import Appended, append, check_hosts
+from hub.spark.appending import Appended, BatchPart, append, check_hosts
 from hub.spark.target import SinkTarget
 from kvspool import KvspoolError
 
@@ -45,7 +45,7 @@ class ShardWriter(DataSourceArrowWriter):
         """Append the rows of one task."""
         context = TaskContext.get()
         task = 0 if context is None else context.partitionId()
-        return append(self.target, iterator, f"job:{self.job}/{task}", 0, keep=KEPT)
+        return append(self.target, iterator, BatchPart(f"job:{self.job}/{task}", 0, keep=KEPT))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Note in the logs that the job is over. Raises SparkSinkError if its rows are in the logs of several hosts."""

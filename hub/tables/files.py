@@ -20,8 +20,9 @@ from pyarrow import parquet
 
 from hub.tables import statistics
 from hub.tables.errors import TableError
-from hub.tables.place import TablePlace
+from hub.tables.place import TablePlace, make_folders
 from kvspool import system
+from kvspool.system.descriptor import Descriptor
 
 ROW_GROUP = 64 << 20  # bytes of Arrow columns in a row group
 BUFFERED = 192 << 20  # and in all open files of a writer
@@ -266,6 +267,40 @@ def folder(name: str, value: str | None) -> str:
 def escaped(value: str) -> str:
     """Return a value as it is in a folder's name, in the notation of Hive and Spark."""
     return _ESCAPED.sub(lambda found: f"%{ord(found[0]):02X}", value)
+
+
+def adopt(place: TablePlace, staged: str, by: Iterable[str], name: str, schema: pa.Schema) -> list[DataFile]:
+    """Move Parquet files of another program from a folder of a local table to their places in the table. They are in no version yet, and
+    on disk when this returns.
+
+    staged: the folder's path in the table; folders in it have the values of the partition columns. name: the beginning of the files' new
+    names; their own ones are unique. schema: of the table. Raises the system's OSError.
+    """
+    assert place.local is not None
+    by, folder = tuple(by), place.local / staged
+    rows = pa.schema([field for field in schema if field.name not in by])
+    found = []
+    for path in sorted(folder.rglob("*.parquet")):
+        folders = path.relative_to(folder).parts[:-1]
+        metadata = parquet.read_metadata(path)
+        if path.name.startswith((".", "_")) or not metadata.num_rows:
+            continue
+        values = {column: _value_in(part) for column, part in zip(by, folders, strict=True)}
+        target = "/".join((*folders, f"{name}-{path.name}"))
+        make_folders((place.local / target).parent)
+        path.chmod(0o600)
+        with Descriptor(path, os.O_RDONLY) as file:
+            system.port.flush(file)
+            size = system.port.status(file).st_size
+        path.rename(place.local / target)
+        found.append(DataFile(target, size, metadata.num_rows, values, statistics.of_file(metadata, rows, set())))
+    return found
+
+
+def _value_in(part: str) -> str | None:
+    """Return the value in the name of a partition's folder; an empty text is null, as `as_text` has it."""
+    value = part.partition("=")[2]
+    return None if value == NULL else re.sub("%([0-9A-Fa-f]{2})", lambda found: chr(int(found[1], 16)), value) or None
 
 
 def remove_files(place: TablePlace, files: Iterable[Any]) -> None:

@@ -34,6 +34,14 @@ def delta() -> ModuleType:
         raise MissingExtra(f"Delta tables need the package deltalake ({error}); pip install 'kvspool[tables]'") from error
 
 
+def iceberg() -> ModuleType:
+    """Return `hub.tables.iceberg`. Raises MissingExtra without the package `pyiceberg`."""
+    try:
+        return import_whole("hub.tables.iceberg")
+    except ImportError as error:
+        raise MissingExtra(f"Iceberg tables need the package pyiceberg ({error}); pip install 'kvspool[iceberg]'") from error
+
+
 class TablePlace(msgspec.Struct, frozen=True):
     """Where a table is. Small and picklable.
 

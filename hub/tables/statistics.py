@@ -35,8 +35,9 @@ def of_file(metadata: FileMetaData, schema: pa.Schema, has_nan: set[str]) -> str
         full = [one for group, one in zip(groups, found, strict=True) if one.null_count < group.num_rows]
         if not full or field.name in has_nan or not all(one.has_min_max for one in full) or not _is_ordered(field.type):
             continue
-        low, high = min(one.min for one in full), max(one.max for one in full)
-        if not isinstance(low, float) or (math.isfinite(low) and math.isfinite(high)):  # JSON has no infinity
+        lows, highs = [one.min for one in full], [one.max for one in full]
+        if all(_is_usable(bound, field.type) for bound in (*lows, *highs)):
+            low, high = min(lows), max(highs)
             least[field.name], largest[field.name] = _least(low), _largest(high)
     return json.dumps({"numRecords": metadata.num_rows, "minValues": least, "maxValues": largest, "nullCount": nulls})
 
@@ -65,6 +66,13 @@ def _is_ordered(kind: pa.DataType) -> bool:
         test.is_integer(kind) or test.is_floating(kind) or test.is_string(kind) or test.is_date(kind) or test.is_timestamp(kind)
         or test.is_boolean(kind) or test.is_decimal(kind)
     )  # fmt: skip
+
+
+def _is_usable(bound: Any, kind: pa.DataType) -> bool:
+    """Return whether a bound of a row group can be in the log. JSON has no infinity, and NaN, which other writers store, has no order."""
+    if isinstance(bound, float):
+        return math.isfinite(bound)
+    return isinstance(bound, Decimal) or not pa.types.is_decimal(kind)
 
 
 def _least(value: Any) -> Any:

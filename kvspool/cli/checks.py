@@ -54,6 +54,7 @@ def of_host() -> Iterator[Check]:
     yield _package("pyarrow", "arrow")
     yield _package("pyspark", "spark")
     yield _package("deltalake", "tables")
+    yield _package("pyiceberg", "iceberg")
 
 
 def of_place(path: Path) -> Iterator[Check]:

@@ -37,9 +37,9 @@ NAME = "producers"
 MAGIC = b"KVSPROD1"
 VERSION = 1
 FREE, AT_REST, UNDER_WAY = range(3)
-PIECES = 8  # of one batch that was interrupted by kills
+PIECES = 7  # of one batch that was interrupted by kills
 STEP = 128  # states by which the file grows
-MOST = 4096
+MOST = 1 << 16
 HOUR = 3600 * 10**9  # ns
 EXPIRY = 7 * 24 * HOUR  # a state without use for this time may be given to another producer, unless it says otherwise
 _RANGE = struct.Struct("<2Q")
@@ -73,7 +73,9 @@ class ProducerState(NamedTuple):
     is_over: Annotated[int, "B", "1: its producer appends nothing more, so that another one may have it"]
     reserved: Annotated[int, "B", "0"]
     keep: Annotated[int, "H", "hours for which it is kept after its last batch, if that is whole; 0: seven days"]
-    ranges: Annotated[bytes, "128s", "8 ranges of two words: the first sequence, and how many records of the batch lie there in a row"]
+    ranges: Annotated[bytes, "112s", "7 ranges of two words: the first sequence, and how many records of the batch lie there in a row"]
+    word: Annotated[int, "Q", "of the batch, as its program gave it; another one means another batch; 0: none"]
+    unused: Annotated[bytes, "8s", "zeros"]
     name: Annotated[bytes, "44s", "the beginning of the producer's name, UTF-8, for people"]
     crc: Annotated[int, "I", "CRC32C of the log id and the bytes before"]
 
@@ -247,12 +249,23 @@ class ProducerTable(OpenFile):
         grows. If it can't grow: one that is over, or that is done and wasn't used for its keeping time. Of several, the least recently used
         one. Raises TooManyProducers.
         """
+        free = self._free_at_end()
+        if free >= 0:
+            return free
         data = system.port.read(self.fd, BLOCK * len(self), BLOCK)
         for number, generation in self._claimable(data):
             state = self._newest(data[number * BLOCK : (number + 1) * BLOCK])
             if state is None or state.generation == generation:
                 return number
         return self._grown() if len(self) < MOST else self._damaged_one()
+
+    def _free_at_end(self) -> int:
+        """Return the number of a state at the end that was never used, -1 if there is none: of tens of thousands, few are read."""
+        first = max(0, len(self) - STEP)
+        data = system.port.read(self.fd, BLOCK * (len(self) - first), BLOCK * (1 + first))
+        used = len(data.rstrip(b"\0"))
+        number = first + -(-used // BLOCK)
+        return number if number < len(self) else -1
 
     def _claimable(self, data: bytes) -> list[tuple[int, int]]:
         """Return the numbers of states that seem to be available, the best ones first, with the generations on which that is based.
@@ -331,7 +344,7 @@ class ProducerTable(OpenFile):
 def new_state(id: bytes, name: str, keep: int = 0) -> ProducerState:
     """Return the state of a producer that has appended nothing. keep: see `ProducerState`."""
     shown = name.encode()[:44]
-    return ProducerState(0, id, b"", 0, 0, 0, 0, AT_REST, 0, 0, len(shown), 0, 0, keep, b"", shown, 0)
+    return ProducerState(0, id, b"", 0, 0, 0, 0, AT_REST, 0, 0, len(shown), 0, 0, keep, b"", 0, b"", shown, 0)
 
 
 def resolve(directory: Path, log_id: bytes, number: int, next_sequence: int) -> None:

@@ -347,6 +347,8 @@ class Appender(Handle):
         page = page._replace(last_timestamp=max(page.last_timestamp, found.latest))
         if is_ours and page.end == NOT_BEGUN and base < page.base == found.sequence:
             return self._begin(page)
+        if is_ours and self.format.begins_anywhere and base < page.base and found.sequence < page.next_sequence:
+            return self._begin(self._end_of(page, page.next_sequence))  # the last file is gone: no sequence is given twice
         synced = min(page.synced_sequence, found.sequence)
         if not is_ours or found.sequence < page.next_sequence:  # the page's synced sequence may be about other records
             self._flush(segment, page)

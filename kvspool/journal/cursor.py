@@ -260,6 +260,9 @@ class SegmentCursor(cursor.Cursor):
             self._has_waited = False
             if self._later():
                 return self._go_on("damaged" if self.segments.exists(self.base) else "trimmed") if segment.size() == self.position else None
+            lost_end = self.segments.lost_end(self.base, self.sequence)
+            if lost_end > self.sequence and segment.size() == self.position:
+                return self._gap_to(lost_end, "damaged")
         self._has_more = False
         return None
 

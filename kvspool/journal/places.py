@@ -86,7 +86,8 @@ class Places(Handle):
 
     def end(self, bases: list[int]) -> tuple[SegmentPlace, int]:
         """Return the place after the last record, and the state of the bytes there: SHORT for a part of a frame, DAMAGED or JUMPED for
-        others. The writers' place counts if the last segment agrees, otherwise that of its frames.
+        others. The writers' place counts if the last segment agrees, otherwise that of its frames. If the files of later segments are gone,
+        the records in them are damaged.
         """
         with self._looking:
             page = self._page()
@@ -106,6 +107,9 @@ class Places(Handle):
             before = self.word_before_restart() if self.format.reads_zeros else None
             if before is not None:
                 found = self.format.true_end(segment, begin, found, before.synced_sequence)
+            lost_end = found.sequence if page.base <= segment.base else self.segments.lost_end(segment.base, found.sequence)
+            if lost_end > found.sequence:
+                return SegmentPlace(segment.base, found.size, lost_end, found.sequence), DAMAGED
             return SegmentPlace(segment.base, found.size, found.sequence), found.stop
 
     def word_before_restart(self) -> Page | None:

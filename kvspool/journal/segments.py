@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from kvspool import system
 from kvspool.errors import Corruption, LogVanished, UnknownVersion
-from kvspool.journal import seekable
+from kvspool.journal import control, seekable
 from kvspool.journal.segment import ARCHIVE, Archived
 from kvspool.journal.segment import Segment as Segment
 
@@ -179,6 +179,17 @@ class Segments:
         """Return the base of the segment of `bases` that a sequence belongs to; None if all of them begin later."""
         at = bisect_right(bases, sequence)
         return bases[at - 1] if at else None
+
+    def lost_end(self, base: int, sequence: int) -> int:
+        """Return the sequence after the records of the last segments if their files are gone, according to the writers of this boot of the
+        machine. base: of the last present segment; sequence: of the record after it, which is returned if no record is missing.
+        """
+        if not self.format.begins_anywhere:
+            return sequence
+        page = control.look(self.format.lock_file(self.path))
+        if page.base <= base or page.next_sequence <= sequence or self.exists(page.base) or self.bases()[-1:] != [base]:
+            return sequence  # a file is created before the page has records of it, and only the oldest ones are removed
+        return page.next_sequence
 
     def begin_of(self, segment: Segment) -> int:
         """Return where the first frame of a segment begins; 0 if its header is incomplete. Raises Corruption."""

@@ -33,6 +33,7 @@ from hub.root.columns import SequencedBatch
 from hub.spark import endpoints, ranges, remote
 from hub.spark.endpoints import HubEndpoint
 from hub.spark.errors import DataLossError
+from hub.spark.local import LocalShards
 from hub.spark.opening import open_shards
 from hub.spark.options import Credentials, ReadOptions
 from hub.spark.ranges import HubRange
@@ -102,6 +103,43 @@ def gaps(one: Any) -> list[tuple[int, int, str]]:
 
 
 # Shards and their extents.
+
+
+def test_keyed_values_are_the_same_from_a_path_and_from_a_hub(tmp_path: Path) -> None:
+    values = [{"flight": at, "late": {"minutes": at % 7}} if at % 3 else b"\x81\x00\x01" for at in range(100)]
+    with kvspool.create(tmp_path / "JFK", capacity="64KiB", codec="keyed") as log:
+        log.append_many(values)
+        log.append({"new": 1})
+    hub.create(tmp_path / "hub").close()
+    with HubServer(tmp_path / "hub") as server:
+        ship(tmp_path / "JFK", server.location, "JFK")
+        found = []
+        for shards in (LocalShards(tmp_path / "JFK"), HubShards((server.location,))):
+            assert shards.look()[JFK].end == 101
+            found.append(pa.Table.from_batches(list(shards.range(JFK, 0, 101).batches())))  # type: ignore[arg-type]
+            shards.close()
+    assert found[0].equals(found[1])
+    decoded = [msgspec.msgpack.decode(value) if at % 3 else value for at, value in enumerate(found[0].column("value").to_pylist())]
+    assert decoded[:100] == values
+
+
+def test_a_keyed_value_whose_keys_are_lost_stays_as_it_is_stored(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with kvspool.create(path, capacity="64KiB", codec="keyed") as log:
+        log.append({"alpha": 7})
+        copy = (path / "spool.ctl").read_bytes()
+        log.append_many([{"beta": 7}, {"beta": 8}, {"alpha": 9}])
+    (path / "spool.ctl").write_bytes(copy)
+    with kvspool.open(path) as log:
+        log.append({"alpha": 10})
+    shards = LocalShards(path)
+    (key,) = found = shards.look()
+    items = list(shards.range(key, 0, found[key].end).batches())
+    table = pa.Table.from_batches([item for item in items if not isinstance(item, Gap)])
+    shards.close()
+    assert [msgspec.msgpack.decode(value, strict=False) for value in table.column("value").to_pylist()] == [
+        {"alpha": 7}, {1: 7}, {1: 8}, {"alpha": 9}, {"alpha": 10}
+    ]  # fmt: skip
 
 
 def test_a_look_shows_all_shards_and_new_ones_appear(server: HubServer, root: Path) -> None:

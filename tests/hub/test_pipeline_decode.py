@@ -13,8 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import kvspool
-import shard
 from hub.pipeline import BadRecords, jsoncolumns
 from hub.pipeline.decode import BAD_SCHEMA, BadFile, Decoder, Plan, bad_file, clear_bad, count_bad
 from hub.pipeline.schema import ddl, parse_schema
@@ -48,9 +46,9 @@ def batch_of(values: list[bytes], topic: str = "JFK", partition: int = 0) -> Any
     return pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
 
 
-def plan_of(codec: str, schema: str = "", *, time: str = "record.timestamp", bad: str = "", fails: bool = False, path: Any = None) -> Plan:
+def plan_of(codec: str, schema: str = "", *, time: str = "record.timestamp", bad: str = "", fails: bool = False) -> Plan:
     fields = parse_schema(schema) if schema else ()
-    return Plan(codec, fields, time, bad, fails, None if path is None else str(path), "job")
+    return Plan(codec, fields, time, bad, fails, "job")
 
 
 def split(plan: Plan, values: list[bytes]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -165,54 +163,11 @@ def test_a_field_may_be_called_anything() -> None:
     assert (found["flight-no"], found["class"], found["f0"], found["a b"], bad) == (1, "x", 2, 3, [])
 
 
-def test_keyed_values_of_spools_are_read_with_their_key_tables_also_new_keys(tmp_path: Path) -> None:
-    with shard.create(tmp_path, prefix="JFK", bits=1, capacity="64KiB", codec="keyed") as shards:
-        shards.append_many([{"row": row, "carrier": "AA"} for row in range(20)], keys=[b"%d" % row for row in range(20)])
-        decoder = Decoder(plan_of("keyed", "row int, carrier string, late boolean", path=tmp_path))
-        found = []
-        for index in range(2):
-            with kvspool.open(tmp_path / f"JFK.1.00{index}") as log:
-                values = log.read_arrow().column("value").to_pylist()
-            good, bad = decoder.split(batch_of(values, partition=index))
-            found += [(row["row"], row["carrier"]) for row in good.to_pylist()]
-            assert bad.num_rows == 0
-        assert sorted(found) == [(row, "AA") for row in range(20)]
-        shards.append({"row": 20, "late": True}, key=b"0")
-        index = shard.route.shard_of(b"0", 1)
-        with kvspool.open(tmp_path / f"JFK.1.00{index}") as log:
-            value = log.read_arrow().column("value").to_pylist()[-1]
-        good, bad = decoder.split(batch_of([value], partition=index))
-        assert (good.to_pylist()[0]["late"], bad.num_rows) == (True, 0)
-
-
-def test_keyed_values_are_read_with_the_keys_that_their_log_has_after_a_recovery(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    decoder = Decoder(plan_of("keyed", "alpha int, beta int, delta int", path=path))
-
-    def last() -> dict[str, int]:
-        with kvspool.open(path) as log:
-            log.append({key: 7})
-            value = log.read_arrow(on_gap="skip").column("value").to_pylist()[-1]
-        good, bad = decoder.split(batch_of([value], partition=0))
-        assert bad.num_rows == 0
-        return {name: good.to_pylist()[0][name] for name in ("alpha", "beta", "delta")}
-
-    with kvspool.create(path, capacity="64KiB", codec="keyed") as log:
-        log.append({"alpha": 7})
-        copy = (path / "spool.ctl").read_bytes()
-        batch = log.prepare([{"beta": 7}])
-        assert decoder.split(batch_of(batch.values, partition=0))[0].to_pylist()[0]["beta"] == 7
-        log.append(b"published after the copy")
-    (path / "spool.ctl").write_bytes(copy)
-    for key in ("delta", "beta", "alpha"):
-        assert last() == {"alpha": None, "beta": None, "delta": None, key: 7}
-
-
-def test_keyed_values_without_a_table_are_plain_messagepack() -> None:
+def test_keyed_values_are_plain_messagepack_and_bad_if_their_keys_are_lost() -> None:
     packed = msgspec.msgpack.encode({"k": 7})
     good, bad = split(plan_of("keyed", "k int"), [packed, msgspec.msgpack.encode({0: 7})])
     assert [row["k"] for row in good] == [7]
-    assert "key table" in bad[0]["reason"]
+    assert "Expected `str`" in bad[0]["reason"]
 
 
 # Arrow's parser, for batches that leave no doubt.

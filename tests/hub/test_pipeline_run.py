@@ -15,17 +15,20 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from sessions import MARKS
+from typed_rows import BY, EVERYTHING, everything, told
 
 import hub
 import shard
 from hub.pipeline import PipelineFailed, SinkError, load
 from hub.pipeline.job import Compact
 from hub.pipeline.run import PipelineRun
-from hub.pipeline.sinks import compact
+from hub.pipeline.session import RUNTIME
+from hub.pipeline.sinks import compact, remove_staged, table_schema, write_files
 from hub.root import pipeline_progress
 from hub.spark import read_table
-from hub.tables.delta import Table
+from hub.tables.delta import Change, Table
 from hub.tables.errors import TableError
+from hub.tables.place import TablePlace
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -126,6 +129,26 @@ def test_rows_are_there_once_through_restarts_replays_and_compaction(spark: Spar
     assert "_bad" not in os.listdir(root.parent / "out")
 
 
+def test_rows_are_in_an_iceberg_table_once_through_restarts_and_replays(spark: SparkSession, root: Path) -> None:
+    pytest.importorskip("pyiceberg")
+    from hub.tables.iceberg import IcebergTable
+
+    job = job_at(root.parent, sink='format = "iceberg"')
+    assert PipelineRun(job, once=True).run(spark).records == 300
+    append(root, range(300, 420))
+    PipelineRun(job, once=True).run(spark)
+    forget_last_commit(job)
+    append(root, range(420, 450))
+    PipelineRun(job, once=True).run(spark)
+    table = IcebergTable(TablePlace.of(root.parent / "out")).table
+    assert sorted(table.scan().to_arrow().column("row").to_pylist()) == list(range(450))
+    found = table.scan(row_filter="row >= 300 and row < 303").to_arrow().to_pylist()
+    assert sorted(row["carrier"] for row in found) == ["AA", "DL", "UA"] and {row["event_time"].tzinfo for row in found} != {None}
+    shutil.rmtree(Path(job.checkpoint))
+    with pytest.raises(PipelineFailed, match="KVSPOOL_SINK_OF_ANOTHER_QUERY"):
+        PipelineRun(job, once=True).run(spark)
+
+
 def test_windows_close_with_the_watermark_and_hold_what_came(spark: SparkSession, root: Path) -> None:
     tables = """
 [select]
@@ -187,14 +210,90 @@ def test_a_value_that_is_too_long_for_a_folder_stops_no_other_process(spark: Spa
     assert [row["carrier"] for row in found if row["row"] == 300] == [longest] and len(found) == 301
 
 
-def test_records_that_come_after_the_watermark_are_counted(spark: SparkSession, root: Path) -> None:
-    job = job_at(root.parent, tables=CLOSED_WINDOWS)
-    append(root, range(10_000, 10_001))  # a week ahead
+SLIDING = CLOSED_WINDOWS.replace('size = "1 hour"', 'size = "1 hour"\nslide = "20 minutes"')
+SELECTED = """
+[select]
+columns = ["carrier", "event_time"]
+where = "row % 3 = 0"
+"""
+
+
+@pytest.mark.parametrize(
+    ("tables", "share", "times"),
+    [(CLOSED_WINDOWS, 1, 1), (SLIDING, 1, 3), (SELECTED + CLOSED_WINDOWS, 3, 1)],
+    ids=["all", "sliding", "selected"],
+)
+def test_records_that_come_after_the_watermark_are_counted_each(
+    spark: SparkSession, root: Path, tables: str, share: int, times: int
+) -> None:
+    assert "slide" in SLIDING
+    job = job_at(root.parent, tables=tables)
+    append(root, range(9_999, 10_000))  # a week ahead
     assert PipelineRun(job, once=True).run(spark).late == 0
     append(root, range(300, 420))
     done = PipelineRun(job, once=True).run(spark)
-    assert done.records == 120 and 1 <= done.late <= 120
-    assert sum(row["flights"] for row in table_of(root.parent / "out")) == 300
+    assert (done.records, done.late) == (120, 120 // share)
+    assert sum(row["flights"] for row in table_of(root.parent / "out")) == 300 // share * times
+
+
+def test_a_row_is_late_when_the_watermark_has_reached_the_end_of_its_last_window(tmp_path: Path) -> None:
+    import pyarrow
+
+    from hub.pipeline.lateness import marking, watermark_before
+
+    for slide, windows in (("", 1), ("20 minutes", 3)):
+        tables = CLOSED_WINDOWS.replace('size = "1 hour"', f'size = "1 hour"\nslide = "{slide}"' if slide else 'size = "1 hour"')
+        marked = marking(job_at(tmp_path, tables=tables), None)  # type: ignore[arg-type]
+        assert marked is not None
+        hour, step = 3600 * 10**6, 3600 * 10**6 // windows
+        for watermark in (0, hour - 1, hour, hour + 1, 10 * hour, 10 * hour + step):
+            times = [*range(-3 * hour, 12 * hour, step // 4), None]
+            found = marked.marks(pyarrow.array(times, pyarrow.timestamp("us", "UTC")), watermark).to_pylist()
+            assert found == [time is not None and time // step * step + hour <= watermark for time in times]
+    for text in ("record.timestamp AS event_time", "struct(*) AS all", "date_trunc('hour', event_time) AS hour"):
+        assert marking(job_at(tmp_path, tables=f'[select]\ncolumns = ["event_time", "{text}"]\n' + CLOSED_WINDOWS), None) is None  # type: ignore[arg-type]
+    assert watermark_before(str(tmp_path / "none"), 0) == 0
+
+
+@pytest.mark.parametrize("by", [(), tuple(name for name in BY if name != "u"), BY], ids=["plain", "by Spark", "by Arrow"])
+def test_rows_of_every_type_are_written_by_spark_and_read_by_others(spark: SparkSession, tmp_path: Path, by: tuple[str, ...]) -> None:
+    import polars
+    import pyarrow
+    from pyarrow import compute as pc
+
+    whole = pyarrow.Table.from_pylist(everything(), EVERYTHING)
+    parquet.write_table(whole, tmp_path / "rows.parquet", row_group_size=7)
+    place, saved = TablePlace.of(tmp_path / "t"), spark.conf.get("spark.sql.parquet.outputTimestampType")
+    spark.conf.set("spark.sql.parquet.outputTimestampType", RUNTIME["spark.sql.parquet.outputTimestampType"])
+    try:
+        frame = spark.read.parquet(str(tmp_path / "rows.parquet")).select(*EVERYTHING.names).repartition(3, "i8")
+        schema = table_schema(frame)
+        table = Table.make(place, schema, partition_by=by)
+        for folder in ("_staged/part-1-of a killed driver", "_staged/other"):
+            (tmp_path / "t" / folder).mkdir(parents=True)
+        remove_staged(place, "part-1-")
+        files = write_files(frame, place, schema, by, "part-1")
+        assert os.listdir(tmp_path / "t" / "_staged") == ["other"]
+        table.commit(files, {"q": Change(None, 0)})
+    finally:
+        spark.conf.set("spark.sql.parquet.outputTimestampType", saved)
+    assert len(files) == 3 or by
+    for file in files:
+        assert (tmp_path / "t" / file.path).stat().st_mode & 0o777 == 0o600
+    expected = told(everything())
+    assert told(deltalake.DeltaTable(tmp_path / "t").to_pyarrow_table().to_pylist()) == expected
+    assert told(table.dataset().to_table().to_pylist()) == expected
+    lazy = polars.scan_delta(str(tmp_path / "t"))
+    for column in ("i8", "i64", "f64", "s", "day"):
+        for row in everything()[:20:3]:
+            if row[column] is None or row[column] != row[column]:
+                continue
+            value = pyarrow.scalar(row[column], EVERYTHING.field(column).type)
+            less = sorted(whole.filter(pc.less_equal(whole[column], value))["i8"].to_pylist())
+            assert sorted(lazy.filter(polars.col(column) <= row[column]).collect()["i8"]) == less
+            assert sorted(table.dataset().to_table(filter=pc.field(column) <= value)["i8"].to_pylist()) == less
+    more = sorted(row["i8"] for row in everything() if row["f64"] != row["f64"] or row["f64"] > 1)
+    assert sorted(lazy.filter(polars.col("f64") > 1).collect()["i8"]) == more, "NaN is the largest number to polars"
 
 
 def test_aggregates_over_all_time_replace_each_other(spark: SparkSession, root: Path) -> None:

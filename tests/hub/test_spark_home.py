@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -91,3 +93,36 @@ def test_a_temporary_home_goes_with_the_process_that_made_it_unless_it_is_killed
     assert Path(first).exists() is stays
     if stays:
         assert stat.S_IMODE(Path(first).stat().st_mode) == 0o700
+        (Path(first) / "files").mkdir()  # as Spark leaves them
+        (Path(first) / "files" / "spark-1").write_text("staged")
+
+
+def test_homes_of_killed_processes_are_removed_and_no_others(tmp_path: Path, package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    ours = use_home({})
+    assert ours is not None and home.settings(ours)["spark.local.dir"] == str(ours / "files")
+    abandoned, being_made, foreign, link = (tmp_path / f"{home.PREFIX}{name}" for name in ("a", "b", "c", "d"))
+    for folder in (abandoned, being_made, foreign):
+        folder.mkdir()
+    for folder in (abandoned, foreign):
+        (folder / home.LOCK).touch()
+    (abandoned / "jars").symlink_to(package / "jars")
+    (being_made / f".{home.LOCK}").touch()
+    os.chown(foreign, 1, 1) if os.geteuid() == 0 else shutil.rmtree(foreign)
+    link.symlink_to(package)
+    (package / home.LOCK).touch()
+    home.remove_abandoned()
+    assert not abandoned.exists() and ours.exists() and being_made.exists() and link.exists()
+    assert (package / "jars" / "spark.jar").exists()
+    assert foreign.exists() or os.geteuid() != 0
+    home._locks.pop().close()  # as a kill does
+    home.remove_abandoned()
+    assert not ours.exists()
+
+
+def test_spark_keeps_its_files_where_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", "/data")
+    assert home.settings(tmp_path) == {}
+    monkeypatch.delenv("SPARK_LOCAL_DIRS")
+    deep = tmp_path / ("d" * 100)
+    assert home.settings(deep) == {"spark.local.dir": str(deep / "files")}, "the path of a socket there would be too long"

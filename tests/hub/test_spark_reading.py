@@ -56,6 +56,15 @@ def test_rows_cross_as_record_batches_of_8_to_64_thousand(tmp_path: Path) -> Non
     assert table["timestamp"].unique().cast(pyarrow.int64()).to_pylist() == [BASE // 1000]
 
 
+def test_columns_are_named_by_a_schema(tmp_path: Path) -> None:
+    import hub.spark
+
+    assert hub.spark.columns("offset", "value") == "offset bigint, value binary"
+    assert hub.spark.columns() == KvspoolDataSource({"path": str(tmp_path)}).schema()
+    with pytest.raises(ValueError, match="no column headers; format kvspool has key, value"):
+        hub.spark.columns("value", "headers")
+
+
 def test_a_reader_asked_for_no_column_says_how_many_rows_there_are(tmp_path: Path) -> None:
     with kvspool.create(tmp_path / "log", capacity=65536) as log:
         fill(log, 10)
@@ -100,9 +109,7 @@ def test_records_overwritten_between_planning_and_reading_fail_the_task_or_are_l
 
 
 @pytest.mark.parametrize("is_open", [False, True], ids=["not open yet", "open from an earlier task"])
-def test_a_log_that_was_replaced_between_planning_and_reading_fails_the_task(
-    tmp_path: Path, is_open: bool
-) -> None:
+def test_a_log_that_was_replaced_between_planning_and_reading_fails_the_task(tmp_path: Path, is_open: bool) -> None:
     with kvspool.create(tmp_path / "log", capacity=4096) as log:
         fill(log, 5)
     ours = reader(tmp_path / "log", failOnDataLoss="false")
@@ -128,9 +135,7 @@ def test_a_log_that_was_removed_between_planning_and_reading_fails_the_task(tmp_
         list(ours.read(partition))
 
 
-def test_sequences_that_a_journal_leaves_out_are_no_loss_of_the_query(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_sequences_that_a_journal_leaves_out_are_no_loss_of_the_query(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     import pyarrow
 
     with kvspool.create(tmp_path / "log", format="kvj") as journal:
@@ -157,6 +162,19 @@ def test_a_segment_whose_file_is_gone_is_a_loss(tmp_path: Path, caplog: pytest.L
         found = [at for batch in lenient.read(partition) for at in batch.column("offset").to_pylist()]
     assert found == [*range(first, lost), *range(until, 10)]
     assert "KVSPOOL_DATA_LOSS" in caplog.text
+
+
+@pytest.mark.parametrize("is_planned_before", [True, False])
+def test_a_last_segment_whose_file_is_gone_is_a_loss(tmp_path: Path, is_planned_before: bool) -> None:
+    ours = reader(tmp_path / "log")
+    with kvspool.create(tmp_path / "log", format="kvj", segment_bytes=100) as journal:
+        fill(journal, 9)
+        partitions = ours.partitions() if is_planned_before else []
+        lost = journal._segments.bases()[-1]
+        journal._segments.path_of(lost).unlink()
+    (partition,) = partitions or ours.partitions()
+    with pytest.raises(DataLossError, match=rf"\[KVSPOOL_DATA_LOSS\].* \(damaged\): sequences? {lost}.*kvspool verify"):
+        list(ours.read(partition))
 
 
 def test_a_journal_that_was_replaced_between_planning_and_reading_fails_the_task(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -109,13 +111,13 @@ def test_a_batch_that_is_repeated_in_other_partitions_is_an_error(spark: SparkSe
 def test_parts_of_a_batch_in_partitions_that_it_has_no_more_are_an_error(tmp_path: Path) -> None:
     from pyspark.sql.types import StringType, StructField, StructType
 
-    from hub.spark.appending import Appended
+    from hub.spark.appending import Appended, BatchPart
     from hub.spark.sink import ShardSink
     from hub.spark.target import SinkTarget, SparkSinkError
 
     kvspool.create(tmp_path / "log", capacity="1MiB").close()
     fields = StructType([StructField("value", StringType())])
-    told = [Appended(1, 0, "q/0", {"log": {0: []}}), Appended(1, 0, "q/1", {"log": {0: ["q/0"]}})]
+    told = [Appended(1, 0, BatchPart("q/0", 7), {"log": {0: []}}), Appended(1, 0, BatchPart("q/1", 7), {"log": {0: ["q/0"]}})]
     sink = ShardSink(SinkTarget.parse({"path": str(tmp_path / "log")}, fields))
     sink.commit([*told, None], 7)
     told[1].shards["log"][0].append("q/2")
@@ -124,10 +126,143 @@ def test_parts_of_a_batch_in_partitions_that_it_has_no_more_are_an_error(tmp_pat
     ShardSink(SinkTarget.parse({"path": str(tmp_path / "log"), "changedBatch": "append"}, fields)).commit([*told], 7)
 
 
+def write_part(sink: Any, query: str, batch: int, partition: int, values: list[int]) -> Any:
+    """Let a sink write the rows of a task."""
+    import pyarrow
+    from pyspark import TaskContext
+
+    class Context:
+        def partitionId(self) -> int:
+            return partition
+
+        def getLocalProperty(self, name: str) -> str:
+            return {"sql.streaming.queryId": query, "streaming.sql.batchId": str(batch)}[name]
+
+    rows = pyarrow.RecordBatch.from_pydict({"key": [b"%d" % one for one in values], "value": [b"%d" % one for one in values]})
+    with mock.patch.object(TaskContext, "get", Context):
+        return sink.write(iter([rows]))
+
+
+def sink_of(root: Path, **options: str) -> Any:
+    from pyspark.sql.types import BinaryType, StructField, StructType
+
+    from hub.spark.sink import ShardSink
+    from hub.spark.target import SinkTarget
+
+    fields = StructType([StructField(name, BinaryType()) for name in ("key", "value")])
+    return ShardSink(SinkTarget.parse({"path": str(root), **options}, fields))
+
+
+@pytest.mark.parametrize("is_log", [False, True])
+def test_other_partitions_are_an_error_before_a_row_is_stored_twice(tmp_path: Path, is_log: bool) -> None:
+    from hub.spark import staged
+    from hub.spark.target import SparkSinkError
+
+    root = tmp_path / "root"
+    if is_log:
+        kvspool.create(root, capacity="1MiB").close()
+    else:
+        shard.create(root, prefix="p", bits=2, capacity="1MiB").close()
+
+    def stored() -> list[int]:
+        with kvspool.open(root) if is_log else shard.open(root) as found:
+            return sorted(int(record.value) for record in found.read())
+
+    def part(partition: int, count: int) -> list[int]:
+        return [number for number in range(300) if number % count == partition]
+
+    first = sink_of(root)
+    done = [write_part(first, "q", 7, partition, part(partition, 3)) for partition in (1, 2)]
+    assert not any(one.staged for one in done)
+    first.abort([None, *done], 7)
+    there = sorted([*part(1, 3), *part(2, 3)])
+    assert stored() == there
+
+    second = sink_of(root)
+    done = [write_part(second, "q", 7, 0, part(0, 2))]
+    with pytest.raises(SparkSinkError, match="KVSPOOL_BATCH_CHANGED.*now it has"):
+        write_part(second, "q", 7, 1, part(1, 2))
+    second.abort([*done, None], 7)
+    assert not staged.folder_of(second.target).exists()
+    third = sink_of(root)
+    done = [write_part(third, "q", 7, 0, range(0, 300, 3)), None]  # as if partition 1 had no rows, and 2 did not exist
+    with pytest.raises(SparkSinkError, match=r"KVSPOOL_BATCH_CHANGED.*batch 7 has 2 partitions.*q/1, q/2: nothing more was written"):
+        third.commit(done, 7)
+    assert stored() == there and not staged.folder_of(third.target).exists()
+
+    killed, fourth = sink_of(root), sink_of(root)
+    write_part(killed, "q", 7, 0, part(0, 3))  # its driver is killed before the commit
+    other = write_part(killed, "other", 0, 0, [1000])
+    assert not other.staged
+    assert len(list(staged.folder_of(killed.target).iterdir())) == 1
+    done = [write_part(fourth, "q", 7, partition, part(partition, 3)) for partition in range(3)]
+    assert [bool(one.staged) for one in done] == [True, False, False]
+    assert stored() == [*there, 1000]
+    fourth.commit(done, 7)
+    assert stored() == [*range(300), 1000] and not staged.folder_of(fourth.target).exists()
+    fourth.commit([write_part(sink_of(root), "q", 7, partition, part(partition, 3)) for partition in range(3)], 7)
+    assert stored() == [*range(300), 1000]
+
+
+def test_staged_rows_of_abandoned_queries_are_removed_after_a_week(tmp_path: Path) -> None:
+    from hub.spark import staged
+
+    kvspool.create(tmp_path / "log", capacity="1MiB").close()
+    sink = sink_of(tmp_path / "log")
+    folder = staged.folder_of(sink.target)
+    folder.mkdir()
+    for name, age in (("gone/-1.arrow", 8), ("new-1.arrow", 6), ("no file of ours", 8)):
+        (folder / name.replace("/", "%2F")).touch()
+        when = time.time() - age * 24 * 3600
+        os.utime(folder / name.replace("/", "%2F"), (when, when))
+    sink.commit([write_part(sink, "q", 0, 0, [1])], 0)
+    assert sorted(path.name for path in folder.iterdir()) == ["new-1.arrow", "no file of ours"]
+
+
+def test_an_older_checkpoint_is_noticed_by_the_word_of_the_last_batch(tmp_path: Path) -> None:
+    from hub.spark.target import SparkSinkError
+
+    shard.create(tmp_path / "root", prefix="p", bits=1, capacity="1MiB").close()
+    checkpoint = tmp_path / "checkpoint"
+    (checkpoint / "offsets").mkdir(parents=True)
+    (checkpoint / "offsets" / "3").write_text("one")
+    for location in (str(checkpoint), f"file://{checkpoint}"):
+        sink = sink_of(tmp_path / "root", checkpointLocation=location)
+        sink.commit([write_part(sink, "q", 3, 0, [1, 2, 3])], 3)
+    (checkpoint / "offsets" / "3").write_text("another one")
+    sink = sink_of(tmp_path / "root", checkpointLocation=str(checkpoint))
+    with pytest.raises(SparkSinkError, match=r"KVSPOOL_CHECKPOINT_RESTORED.*batch 3 of q/0"):
+        write_part(sink, "q", 3, 0, [4, 5, 6])
+    with shard.open(tmp_path / "root") as shards:
+        assert sorted(record.value for record in shards.read()) == [b"1", b"2", b"3"]
+    (checkpoint / "offsets" / "4").write_text("another one")
+    sink.commit([write_part(sink, "q", 4, 0, [4, 5, 6])], 4)
+
+
+def test_a_checkpoint_that_was_restored_is_noticed(spark: SparkSession, folder: Path, tmp_path: Path) -> None:
+    from pyspark.errors import StreamingQueryException
+
+    root, checkpoint, saved = tmp_path / "root", tmp_path / "checkpoint", tmp_path / "saved"
+    (folder / "002.txt").unlink()
+    (folder / "001.txt").unlink()
+    run(stream(spark, folder), root, checkpoint)
+    shutil.copytree(checkpoint, saved)
+    put_file(folder, 1)
+    run(stream(spark, folder), root, checkpoint)
+    assert values(root) == list(range(2 * PER_FILE))
+    shutil.rmtree(checkpoint)
+    saved.rename(checkpoint)
+    (folder / "001.txt").unlink()
+    put_file(folder, 2)  # as many rows as the batch that is stored
+    with pytest.raises(StreamingQueryException, match="KVSPOOL_CHECKPOINT_RESTORED"):
+        run(stream(spark, folder), root, checkpoint)
+    assert values(root) == list(range(2 * PER_FILE))
+
+
 def test_tasks_that_find_other_logs_than_the_driver_are_an_error_unless_each_host_may_have_its_own(tmp_path: Path) -> None:
     from pyspark.sql.types import StringType, StructField, StructType
 
-    from hub.spark.appending import Appended
+    from hub.spark.appending import Appended, BatchPart
     from hub.spark.sink import ShardSink
     from hub.spark.target import SinkTarget, SparkSinkError
     from hub.spark.writer import ShardWriter
@@ -144,7 +279,7 @@ def test_tasks_that_find_other_logs_than_the_driver_are_an_error_unless_each_hos
     own.open("p").close()
     # The driver doesn't know the topics of a column before their rows.
     any_topic = SinkTarget.parse({"path": str(tmp_path / "root")}, fields)
-    told = [Appended(1, 0, f"q/{host}", {"p": {host: []}}, f"host{host}", {"p": (f"id{host}", "id")}) for host in (0, 1)]
+    told = [Appended(1, 0, BatchPart(f"q/{host}", 0), {"p": {host: []}}, f"host{host}", {"p": (f"id{host}", "id")}) for host in (0, 1)]
     for sink in (ShardSink(any_topic).commit, lambda tasks, batch: ShardWriter(any_topic).commit(tasks)):
         with pytest.raises(SparkSinkError, match="KVSPOOL_OTHER_LOGS.*topic 'p' has other logs on host0 than on host1"):
             sink([*told], 0)

@@ -23,7 +23,7 @@ import shard
 from kvspool import KvspoolError, system
 from kvspool.engine import producer_table
 from kvspool.record import Codec
-from shard import route
+from shard import ShardSet, route
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -241,7 +241,7 @@ def test_where_nothing_can_be_written_is_said(odd_root: Path, name: str, options
 def test_a_row_that_can_not_be_written_fails_the_task_with_the_reason(tmp_path: Path, row: dict[str, Any], words: str) -> None:
     import pyarrow
 
-    from hub.spark.appending import append
+    from hub.spark.appending import BatchPart, append
 
     kinds = {"value": pyarrow.string(), "topic": pyarrow.string(), "partition": pyarrow.int32()}
     kinds |= {"type": pyarrow.int32(), "timestamp": pyarrow.timestamp("us", "UTC")}
@@ -249,10 +249,10 @@ def test_a_row_that_can_not_be_written_fails_the_task_with_the_reason(tmp_path: 
     with shard.create(tmp_path / "root", prefix="p", bits=1, capacity=65536) as shards:
         writing = target(tmp_path / "root", "value string, topic string, partition int, type int, timestamp timestamp")
         with pytest.raises((KvspoolError, ValueError), match=re.escape(words)):
-            append(writing, iter([of_rows(kinds, [good]), of_rows(kinds, [good, good | row, good])]), "job/0", 0)
+            append(writing, iter([of_rows(kinds, [good]), of_rows(kinds, [good, good | row, good])]), BatchPart("job/0", 0))
         assert list(shards) == []
         assert sorted(path.name for path in (tmp_path / "root").iterdir()) == ["p.1.000", "p.1.001"]
-        assert append(writing, iter([of_rows(kinds, [good])]), "job/0", 0).records == len(list(shards)) == 1
+        assert append(writing, iter([of_rows(kinds, [good])]), BatchPart("job/0", 0)).records == len(list(shards)) == 1
 
 
 def test_a_row_that_can_not_be_written_fails_the_job_with_the_reason(spark: SparkSession, tmp_path: Path) -> None:
@@ -421,15 +421,15 @@ def test_option_topic_comes_before_the_column(spark: SparkSession, tmp_path: Pat
 def test_a_log_takes_rows_of_its_own_topic_only(tmp_path: Path) -> None:
     import pyarrow
 
-    from hub.spark.appending import append
+    from hub.spark.appending import BatchPart, append
 
     kinds = {"value": pyarrow.string(), "topic": pyarrow.string()}
     with kvspool.create(tmp_path / "log", format="kvj") as log:
         writing = target(tmp_path / "log", "value string, topic string", durability="disk")
-        append(writing, iter([of_rows(kinds, [{"value": "v", "topic": "log"}])]), "job/0", 0)
+        append(writing, iter([of_rows(kinds, [{"value": "v", "topic": "log"}])]), BatchPart("job/0", 0))
         assert [record.data for record in log.read()] == ["v"]
         with pytest.raises(KvspoolError, match="is one log, of the topic 'log', and a row has 'other'; drop the column topic"):
-            append(writing, iter([of_rows(kinds, [{"value": "v", "topic": "other"}])]), "job/0", 1)
+            append(writing, iter([of_rows(kinds, [{"value": "v", "topic": "other"}])]), BatchPart("job/0", 1))
     kvspool.create(tmp_path / "sej", format="sej").close()
     with pytest.raises(ValueError, match="a log of the kind sej has no producers: only spools and kvj journals have"):
         target(tmp_path / "sej", "value string")
@@ -438,7 +438,7 @@ def test_a_log_takes_rows_of_its_own_topic_only(tmp_path: Path) -> None:
 def test_more_rows_than_fit_into_memory_go_by_a_file(tmp_path: Path) -> None:
     import pyarrow
 
-    from hub.spark.appending import append
+    from hub.spark.appending import BatchPart, append
 
     def batches() -> Iterator[Any]:
         for number in range(40):
@@ -447,9 +447,9 @@ def test_more_rows_than_fit_into_memory_go_by_a_file(tmp_path: Path) -> None:
 
     before = os.listdir(tempfile.gettempdir())
     writing = target(tmp_path / "root", "key binary, value binary", prefix="p", bits="1", capacity="16MiB", memory="1MiB")
-    done = append(writing, batches(), "job/0", 0)
+    done = append(writing, batches(), BatchPart("job/0", 0))
     assert (done.records, done.repeated) == (4000, 0)
-    assert append(writing, batches(), "job/0", 0).repeated == 4000
+    assert append(writing, batches(), BatchPart("job/0", 0)).repeated == 4000
     with shard.open(tmp_path / "root") as shards:
         assert Counter(record.value for record in shards) == Counter(value for batch in batches() for value in batch["value"].to_pylist())
     assert not [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("kvspool-sink") and name not in before]
@@ -475,7 +475,7 @@ def test_rows_of_many_topics_take_no_more_memory_than_is_said(tmp_path: Path, mo
 
     monkeypatch.setattr(appending._Topic, "append", watched)
     writing = target(tmp_path / "root", "key binary, value binary, topic string", bits="1", capacity="32MiB", memory="2MiB")
-    done = appending.append(writing, batches(), "job/0", 0)
+    done = appending.append(writing, batches(), appending.BatchPart("job/0", 0))
     assert (done.records, sorted(done.shards)) == (4000, ["t0", "t1", "t2"])
     assert 1 << 20 < max(held) < 3 << 20, "20 MiB of rows, of which 2 MiB may be in memory"
     for topic in range(3):
@@ -489,16 +489,43 @@ def test_rows_of_many_topics_take_no_more_memory_than_is_said(tmp_path: Path, mo
             assert len(records) == (1360, 1320, 1320)[topic]
 
 
+def test_a_task_with_hundreds_of_topics_keeps_few_logs_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pyarrow
+
+    from hub.spark import appending
+
+    topics, found = 200, [0]
+    kinds = {"value": pyarrow.binary(), "topic": pyarrow.string()}
+    rows = [{"value": b"%d" % at, "topic": f"t{at % topics}"} for at in range(1000)]
+    batches = [of_rows(kinds, rows[:500]), of_rows(kinds, rows[500:])]
+    append = appending._Topic.append
+
+    def watched(self: Any, *arguments: Any) -> Any:
+        found.append(len(os.listdir("/proc/self/fd")))
+        return append(self, *arguments)
+
+    monkeypatch.setattr(appending._Topic, "append", watched)
+    monkeypatch.setattr(appending, "MOST_OPEN", 8)
+    writing = target(tmp_path / "root", "value binary, topic string", bits="1", format="kvj")
+    before = len(os.listdir("/proc/self/fd"))
+    done = appending.append(writing, iter(batches), appending.BatchPart("job/0", 0))
+    assert len(found) == topics + 1
+    assert max(found) - before < 100, "400 logs were appended to"
+    assert done.records == 1000 and len(done.shards) == topics
+    stored = Counter(record.value for name in route.scan(tmp_path / "root") for record in ShardSet.open(tmp_path / "root", prefix=name))
+    assert stored == Counter(b"%d" % at for at in range(1000))
+
+
 def test_a_row_that_fits_its_topic_may_be_next_to_rows_of_a_smaller_one(tmp_path: Path) -> None:
     import pyarrow
 
-    from hub.spark.appending import append
+    from hub.spark.appending import BatchPart, append
 
     shard.create(tmp_path / "root", prefix="large", bits=1, capacity="1MiB").close()
     shard.create(tmp_path / "root", prefix="small", bits=1, capacity="64KiB").close()
     kinds = {"value": pyarrow.string(), "topic": pyarrow.string()}
     rows = [{"value": "v" * 20000, "topic": "large"}, {"value": "v", "topic": "small"}, {"value": "w", "topic": "large"}]
-    assert append(target(tmp_path / "root", "value string, topic string"), iter([of_rows(kinds, rows)]), "job/0", 0).records == 3
+    assert append(target(tmp_path / "root", "value string, topic string"), iter([of_rows(kinds, rows)]), BatchPart("job/0", 0)).records == 3
 
 
 def test_an_attempt_whose_rows_stop_coming_has_appended_nothing(tmp_path: Path) -> None:

@@ -525,6 +525,7 @@ def test_an_append_continues_after_an_archive(log: Journal) -> None:
     log.archive()
     bases = log._segments.bases()
     log._segments.plain_path(bases[-1]).unlink()
+    log.format.lock_file(log.path).unlink()
     archived = files(log)
     with reopened(log) as other:
         assert other.end() == bases[-1]

@@ -179,6 +179,41 @@ def test_a_segment_that_is_gone_is_a_gap(log: Journal) -> None:
     assert log.verify().damaged_records == 3
 
 
+@pytest.mark.parametrize("form", ["sej", "kvj"])
+def test_a_last_segment_that_is_gone_is_damage_and_its_sequences_are_not_given_again(tmp_path: Path, form: Any) -> None:
+    with kvspool.create(tmp_path / "log", format=form, segment_bytes=200) as log:
+        assert isinstance(log, Journal)
+        log.append_many([b"x" * 50] * 5)
+        *_, last = log._segments.bases()
+        assert last < 5
+        following = log.follow(on_gap="yield", timeout=5)
+        assert [next(following).sequence for _ in range(last)] == [*range(last)]
+        log._segments.path_of(last).unlink()
+        lost = [*range(last), (last, 4, "damaged")]
+        assert _shown(log.read(on_gap="yield")) == lost
+        assert log.extent() == (0, 5)
+        assert log.stats().next_sequence == 5
+        assert _shown([next(following)]) == lost[-1:]
+        following.close()
+        assert _shown(log.read(4, on_gap="yield")) == [(4, 4, "damaged")]
+        with log.follow(5, timeout=5) as after:
+            assert log.append(b"new") == 5
+            assert next(after).sequence == 5
+        assert _shown(log.read(on_gap="yield")) == [*lost, 5]
+
+
+def test_a_last_segment_that_is_gone_before_anything_was_in_it_is_no_damage(log: Journal) -> None:
+    log.append_many([b"x" * 200])
+    log._segments.path_of(1).unlink()
+    assert _shown(log.read(on_gap="yield")) == [0]
+    assert log.append(b"x") == 1
+    assert _shown(log.read(on_gap="yield")) == [0, 1]
+
+
+def _shown(items: Any) -> list[Any]:
+    return [(one.first, one.last, one.reason) if isinstance(one, Gap) else one.sequence for one in items]
+
+
 def test_a_file_that_was_cut_under_a_reader_fails_fast(log: Journal) -> None:
     log.append_many([b"x"] * 3)
     with log.follow(timeout=5) as following:

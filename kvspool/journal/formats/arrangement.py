@@ -22,7 +22,7 @@ class Nested(Format):
     """
 
     suffix: ClassVar[str]
-    can_be_renamed = True
+    can_be_renamed = begins_anywhere = True
 
     def __init__(self, segment_bytes: int | str) -> None:
         self.segment_bytes = self.full_at = sizes.parse(segment_bytes)
