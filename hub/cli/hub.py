@@ -163,10 +163,9 @@ def _delete(root: HubRoot, name: str) -> int:
 
 def _table_of_readers(readers: list[HubReaderStats]) -> Table:
     """Return a row for each reader."""
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(header_style="bold cyan")
+    table = output.table()
     for name in ("reader", "shards", "lag in records", "committed", "state"):
         table.add_column(name, justify="right" if name in ("shards", "lag in records") else "left", overflow="fold")
     for one in readers:
@@ -178,10 +177,9 @@ def _table_of_readers(readers: list[HubReaderStats]) -> Table:
 
 def _table(clients: list[ClientStats]) -> Table:
     """Return a row for each client."""
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(header_style="bold cyan")
+    table = output.table()
     table.add_column("client", overflow="fold")
     for name in ("shards", "records", "used", "capacity", "generations"):
         table.add_column(name, justify="right")

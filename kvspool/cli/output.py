@@ -12,11 +12,12 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from kvspool.cli.pipes import ending_with_reader
 from kvspool.engine import sizes
 from kvspool.errors import Undecodable
 from kvspool.record import Codec, Gap, Record
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
     from rich.console import Console
+    from rich.table import Table
 
 LONGEST = 500  # characters of a value in lines; --json prints all of it
 WIDEST = 1000  # characters of a table that isn't on a terminal
@@ -64,29 +66,56 @@ def escape(text: str) -> str:
     return _UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
-def console(*, stderr: bool = False) -> Console:
-    """Return a rich console; created on demand, since importing rich is slow."""
+def is_terminal() -> bool:
+    """Return whether standard output is a terminal."""
+    return sys.stdout.isatty()
+
+
+def console(*, stderr: bool = False, color: str = "auto") -> Console:
+    """Return a rich console; created on demand, since importing rich is slow. color: "auto", "always" or "never"."""
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
     # Piped output isn't wrapped.
-    return Console(stderr=stderr, width=None if stream.isatty() else WIDEST, highlight=False, markup=False, emoji=False)
+    return Console(
+        stderr=stderr,
+        width=None if stream.isatty() else WIDEST,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        force_terminal=True if color == "always" else None,
+        no_color=True if color == "never" else None,
+    )
 
 
-def print_records(items: Iterable[Any], arguments: Namespace, *, live: bool = False) -> None:
-    """Write records and gaps in the requested form; `live`: each at once, since the next one may take long.
+def table() -> Table:
+    """Return an empty table: with lines on a terminal, in plain columns elsewhere, for programs such as awk."""
+    from rich.table import Table
 
-    Iterators of logs hold descriptors, so they are closed at the end.
-    """
+    return Table(header_style="bold cyan") if sys.stdout.isatty() else Table(box=None, pad_edge=False, header_style="")
+
+
+def print_records(items: Iterable[Any], arguments: Namespace) -> None:
+    """Write records and gaps in the requested form. Iterators of logs hold descriptors, so they are closed at the end."""
     show = _form(arguments)
     try:
         for item in items:
             show(item)
-            if live:
-                sys.stdout.flush()
     finally:
         if hasattr(items, "close"):
             items.close()
+
+
+def print_live(items: Any, arguments: Namespace, select: Callable[[Iterable[Any]], Iterable[Any]]) -> None:
+    """Write what `select` takes of the items of a follower, each at once, until they end or the reader of the output has closed it."""
+    show = _form(arguments)
+    try:
+        with ending_with_reader(items.close):
+            for item in select(items):
+                show(item)
+                sys.stdout.flush()
+    finally:
+        items.close()
 
 
 def _form(arguments: Namespace) -> Show:
@@ -94,8 +123,8 @@ def _form(arguments: Namespace) -> Show:
         return lambda item: print_json(_gap_members(item) if isinstance(item, Gap) else _members(item))
     if arguments.values:
         return _print_value
-    if sys.stdout.isatty():
-        return _terminal()
+    if sys.stdout.isatty() or arguments.color == "always":
+        return _terminal(arguments.color)
     return lambda item: print("  ".join(text for text, _ in parts(item)))
 
 
@@ -106,11 +135,11 @@ def _print_value(item: Any) -> None:
         sys.stdout.buffer.write(item.value + b"\n")
 
 
-def _terminal() -> Show:
+def _terminal(color: str) -> Show:
     """Return a function that prints an item in colours, cut to the width of the terminal."""
     from rich.text import Text
 
-    screen = console()
+    screen = console(color=color)
 
     def show(item: Any) -> None:
         text = Text("  ").join(Text(words, style) for words, style in parts(item))
@@ -138,6 +167,11 @@ def parts(item: Any) -> list[tuple[str, str]]:
 def moment(when: datetime) -> str:
     """Return a time in UTC as 2026-01-31T12:00:00.000000Z, which --start accepts."""
     return when.isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def moment_of(timestamp: int) -> str:
+    """Return a timestamp in ns as `moment` does."""
+    return moment(datetime.fromtimestamp(timestamp // 1_000_000_000, UTC).replace(microsecond=timestamp // 1000 % 1_000_000))
 
 
 def _further(record: Record) -> dict[str, Any]:
