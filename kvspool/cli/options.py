@@ -90,23 +90,27 @@ def add_files(parser: argparse._ActionsContainer) -> None:
     )
 
 
-def add_output(parser: argparse.ArgumentParser) -> None:
-    """Add the options for the output of records."""
+def add_output(parser: argparse.ArgumentParser, *, has_logs: bool = False) -> None:
+    """Add the options for the output of records; has_logs: also as messages of `kvspool.logging`."""
     parser.add_argument(
         "--gaps",
         choices=("raise", "yield", "skip"),
         default="yield",
         help="lost records: print the gap (yield, the default), end with code 7 (raise), or continue silently (skip)",
     )
-    add_form(parser)
+    forms = add_form(parser)
+    if has_logs:
+        forms.add_argument("--logs", action="store_true", help="messages of kvspool.logging: time, level, logger, text, fields, traceback")
 
 
-def add_form(parser: argparse.ArgumentParser) -> None:
-    """Add the options for the form of printed records."""
+def add_form(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGroup:
+    """Add the options for the form of printed records, and return their group."""
     forms = parser.add_mutually_exclusive_group()
     add_json(forms, "one JSON object for each record, with all of its fields")
     forms.add_argument("--values", action="store_true", help="only the stored bytes of the values, one value a line")
+    parser.set_defaults(logs=False)
     parser.add_argument("--color", choices=("auto", "always", "never"), default="auto", help="auto: on a terminal (default: %(default)s)")
+    return forms
 
 
 def add_range(parser: argparse.ArgumentParser, verb: str = "print") -> None:

@@ -37,6 +37,7 @@ _BEYOND_JSON = (Undecodable, TypeError, ValueError, OverflowError, RecursionErro
 _encode = msgspec.json.Encoder().encode
 
 Show = Callable[[Any], None]
+Line = list[tuple[str, str]]  # the parts of a line, each with its style on a terminal
 
 
 def prepare() -> None:
@@ -123,9 +124,10 @@ def _form(arguments: Namespace) -> Show:
         return lambda item: print_json(_gap_members(item) if isinstance(item, Gap) else _members(item))
     if arguments.values:
         return _print_value
+    lines = message_lines if arguments.logs else lambda item: [parts(item)]
     if sys.stdout.isatty() or arguments.color == "always":
-        return _terminal(arguments.color)
-    return lambda item: print("  ".join(text for text, _ in parts(item)))
+        return _terminal(arguments.color, lines, is_cut=not arguments.logs)
+    return lambda item: print("\n".join("  ".join(text for text, _ in line) for line in lines(item)))
 
 
 def _print_value(item: Any) -> None:
@@ -135,20 +137,40 @@ def _print_value(item: Any) -> None:
         sys.stdout.buffer.write(item.value + b"\n")
 
 
-def _terminal(color: str) -> Show:
-    """Return a function that prints an item in colours, cut to the width of the terminal."""
+def _terminal(color: str, lines: Callable[[Any], list[Line]], *, is_cut: bool) -> Show:
+    """Return a function that prints the lines of an item in colours, cut to the width of the terminal or folded."""
     from rich.text import Text
 
     screen = console(color=color)
 
     def show(item: Any) -> None:
-        text = Text("  ").join(Text(words, style) for words, style in parts(item))
-        screen.print(text, no_wrap=True, overflow="ellipsis")
+        for line in lines(item):
+            text = Text("  ").join(Text(words, style) for words, style in line)
+            screen.print(text, no_wrap=is_cut, overflow="ellipsis" if is_cut else "fold")
 
     return show
 
 
-def parts(item: Any) -> list[tuple[str, str]]:
+def message_lines(item: Any) -> list[Line]:
+    """Return the lines of a message of `kvspool.logging`; a record with other data has its usual line."""
+    from kvspool.logging import message
+
+    data = None if isinstance(item, Gap) else _data(item)
+    if not isinstance(data, dict) or "message" not in data:
+        return [parts(item)]
+    words = [(moment(item.time), "dim"), *((escape(text), style) for text, style in message.line(data))]
+    return [words, *([(f"    {escape(line)}", "red")] for line in message.further_lines(data))]
+
+
+def _data(record: Record) -> Any:
+    """Return the appended value; None if it can't be decoded."""
+    try:
+        return record.data
+    except Undecodable:
+        return None
+
+
+def parts(item: Any) -> Line:
     """Return the columns of an item's line, each with its style on a terminal."""
     if isinstance(item, Gap):
         return [(escape(f"-- {item}"), "bold red")]

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_range(parser)
     selection.add_filters(parser)
     options.add_isolation(parser)
-    options.add_output(parser)
+    options.add_output(parser, has_logs=True)
 
 
 def run(arguments: argparse.Namespace) -> int:

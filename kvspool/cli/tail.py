@@ -28,6 +28,7 @@ EXAMPLES = """\
   kvspool tail events --follow --json
   kvspool tail events -n 0 -f --timeout 5        only new records, until none arrives for 5 seconds
   kvspool tail events --since 10m -f --where 'data.level == "error"'
+  kvspool tail logs/app --logs -f --where 'type >= 40'        messages of kvspool.logging from ERROR on
   kvspool tail events --key user7 -n 3           the last three records of a key"""
 
 _STEPS = 12  # each four times the previous one; after the last one everything is read
@@ -44,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeout", type=options.seconds, metavar="S", help="with --follow: end after S seconds without a record")
     selection.add_filters(parser)
     options.add_isolation(parser)
-    options.add_output(parser)
+    options.add_output(parser, has_logs=True)
 
 
 def run(arguments: argparse.Namespace) -> int:
