@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hub import ClientStats, HubReaderStats, HubRoot
-from hub.cli import access, copies, counts, retention, serve, ship, trim, verify
+from hub.cli import access, copies, counts, demo, retention, serve, ship, trim, verify
 from hub.cli import stats as hub_stats
 from kvspool import system
 from kvspool.cli import options, output, stats
@@ -79,6 +79,7 @@ def add_commands(subparsers: Any) -> None:
     for command in (hub_stats, copies, retention, trim, verify, access, serve):
         command.add(commands)
     ship.add(subparsers)
+    demo.add(subparsers)
 
 
 def open_log(path: Path) -> HubRoot | None:
