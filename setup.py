@@ -1,19 +1,25 @@
-"""The compiled twins; every static fact about the project is in setup.cfg.
+"""The compiled twins, and the description for a package index; every static fact about the project is in setup.cfg.
 
 The same source that Python interprets is compiled under another name, with the C types of a .pxd beside it. Sources that call each other
-for each record are compiled into one module. Where there is no C compiler the extensions are left out, and the package works all the
-same, slower.
+for each record are compiled into one module. Only modules whose inputs have changed are built again, on all processors.
+
+Where there is no C compiler the extensions are left out, the wheel is one for every platform, and the package works all the same, slower.
+With KVSPOOL_REQUIRE_EXTENSIONS=1 in the environment, an extension that can't be built is an error instead.
 """
 
 import ast
 import os
+import re
 import tempfile
 from glob import glob
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
+
+IS_REQUIRED = os.environ.get("KVSPOOL_REQUIRE_EXTENSIONS") == "1"
 
 STEMS = {
     "kvspool": ("chunks", "fflg", "fixed", "frames", "group", "kvj", "lock", "sej", "tail", "wakeups"),
@@ -33,7 +39,7 @@ def twin(package: str, stem: str) -> Extension:
         include_dirs=["kvspool/kernel"],
         depends=[f"{package}/kernel/{stem}_c.pxd", *glob("kvspool/kernel/*.pxd"), *glob("kvspool/kernel/*.h")],
         extra_compile_args=["-O3", "-g0"],  # a quarter of the time goes into what a debugger would want
-        optional=True,
+        optional=not IS_REQUIRED,
     )
 
 
@@ -56,6 +62,14 @@ def joined(sources: list[str]) -> str:
     return str(path)
 
 
+def is_outdated(target: Path, inputs: list[str]) -> bool:
+    """Return whether a file is missing, or older than one of its inputs or this file."""
+    if not target.exists():
+        return True
+    made = target.stat().st_mtime_ns
+    return any(Path(path).stat().st_mtime_ns > made for path in (*inputs, __file__))
+
+
 class BuildTwins(build_ext):
     """Makes the C, and compiles it, on all processors. pip runs this file several times before it builds anything."""
 
@@ -76,12 +90,38 @@ class BuildTwins(build_ext):
         return True
 
     def build_extensions(self) -> None:
-        if not self.can_compile():
-            return
+        if self.can_compile():
+            self.extensions.sort(key=lambda extension: -sum(os.path.getsize(source) for source in extension.sources))  # the longest first
+            self.make_c()
+            self.remove_outdated()
+            super().build_extensions()
+        elif IS_REQUIRED:
+            raise CompileError("KVSPOOL_REQUIRE_EXTENSIONS=1, but the C compiler does not work with Python's headers")
+        built = [extension for extension in self.extensions if os.path.exists(self.get_ext_fullpath(extension.name))]
+        self.distribution.ext_modules = built
+
+    def make_c(self) -> None:
+        """Make the C of each extension, if it is outdated, and let it be the extension's source."""
+        c_files = {one.name: Path("build", "build" * (len(one.sources) > 1), one.sources[0]).with_suffix(".c") for one in self.extensions}
+        outdated = [one for one in self.extensions if is_outdated(c_files[one.name], [*one.sources, *one.depends])]
+        if outdated:
+            self.cythonize(outdated)
+        for extension in self.extensions:
+            extension.sources = [str(c_files[extension.name])]
+
+    def remove_outdated(self) -> None:
+        """Remove outdated extensions: if one can't be built, none is better than an old one."""
+        for extension in self.extensions:
+            path = Path(self.get_ext_fullpath(extension.name))
+            if is_outdated(path, [*extension.sources, *extension.depends]):
+                path.unlink(missing_ok=True)
+
+    def cythonize(self, extensions: list[Extension]) -> None:
+        """Make the C of these extensions."""
         from Cython.Build import cythonize
 
-        made = cythonize(
-            [Extension(extension.name, [joined(extension.sources)], depends=extension.depends) for extension in self.extensions],
+        cythonize(
+            [Extension(extension.name, [joined(extension.sources)], depends=extension.depends) for extension in extensions],
             build_dir="build",
             include_path=["."],  # of the .pxd of joined sources, which are in `build`
             force=True,  # it doesn't see that a .pxd under the other name has changed
@@ -95,10 +135,26 @@ class BuildTwins(build_ext):
                 "embedsignature": True,
             },
         )
-        for extension, with_c in zip(self.extensions, made, strict=True):
-            extension.sources = with_c.sources
-        super().build_extensions()
+
+
+class TwinsWheel(bdist_wheel):
+    """A wheel for one platform if it has a compiled twin, otherwise for every one."""
+
+    def run_command(self, command: str) -> None:
+        super().run_command(command)
+        if command == "build":
+            self.root_is_pure = not self.distribution.has_ext_modules()
+
+
+def description() -> str:
+    """Return README.md for a package index, which has none of the other files: links to them become plain text."""
+    return re.sub(r"\[([^\]]+)\]\((?!https?:)[^)]+\)", r"\1", Path("README.md").read_text(encoding="utf-8"))
 
 
 extensions = [twin(package, stem) for package, stems in STEMS.items() for stem in stems]
-setup(ext_modules=extensions, cmdclass={"build_ext": BuildTwins})
+setup(
+    ext_modules=extensions,
+    cmdclass={"bdist_wheel": TwinsWheel, "build_ext": BuildTwins},
+    long_description=description(),
+    long_description_content_type="text/markdown",
+)

@@ -120,7 +120,14 @@ class MismatchedFiles(FormatError):
 
 
 class MissingExtra(FormatError, ImportError):
-    """The log needs a package that isn't installed. Nothing was changed; the message names the extra to install."""
+    """The operation needs a package that isn't installed. Nothing was changed; the message names the extra and its packages."""
+
+    @classmethod
+    def of(cls, extra: str, words: str, error: ImportError) -> MissingExtra:
+        """Return the error for a failed import of a package of `extra`. words: "Spark needs the package pyspark"."""
+        from kvspool.importing import pip_install
+
+        return cls(f"{words} ({error}). The extra {extra} has it: {pip_install(extra)}")
 
 
 class Unrecovered(KvspoolError):

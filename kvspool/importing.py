@@ -1,4 +1,4 @@
-"""Import a module as a whole, even if the user presses Ctrl-C, or threads import others at the same time."""
+"""Import a module as a whole, even if the user presses Ctrl-C, or threads import others at the same time; say how to install one."""
 
 import os
 import sys
@@ -19,6 +19,18 @@ def _in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_in_child)
+
+
+def pip_install(extra: str) -> str:
+    """Return the command that installs the packages of an extra, as the installed kvspool names them."""
+    from importlib import metadata
+
+    try:
+        named = metadata.requires("kvspool") or []
+    except metadata.PackageNotFoundError:
+        named = []
+    found = [line.partition(";")[0].strip() for line in named if f'extra == "{extra}"' in line]
+    return f"pip install {' '.join(repr(one) for one in found)}" if found else f"pip install 'kvspool[{extra}]'"
 
 
 def import_whole(name: str) -> ModuleType:

@@ -851,7 +851,7 @@ class ManyLogs:
         return iter([item for item in self.items if earliest or (start != "latest" and item.time >= start)][:limit])
 
     def follow(self, start: Any = "earliest", *, timeout: float | None = None, limit: int | None = None, on_gap: str = "raise") -> Any:
-        return self.read(start, limit=limit, on_gap=on_gap)
+        yield from self.read(start, limit=limit, on_gap=on_gap)
 
     def stats(self) -> Any:
         return [ShardStats(f"/x/a.1.00{shard}", shard, 1500, 2048, self.items[-1].timestamp if self.items else 0) for shard in (0, 1)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from importlib import metadata
 
 import pytest
 
@@ -47,6 +48,17 @@ def test_the_module_lists_every_error() -> None:
     assert errors.__doc__ is not None
     for found in CLASSES:
         assert found.__name__ in errors.__doc__
+
+
+def test_a_missing_extra_is_installed_by_the_names_of_its_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = errors.MissingExtra.of("archive", "archives need the package zstandard", ImportError("none"))
+    assert str(error) == "archives need the package zstandard (none). The extra archive has it: pip install 'zstandard>=0.22'"
+
+    def missing(name: str) -> list[str]:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "requires", missing)
+    assert "pip install 'kvspool[archive]'" in str(errors.MissingExtra.of("archive", "archives", ImportError("none")))
 
 
 def test_a_gap_error_carries_its_gap_and_says_what_was_lost() -> None:

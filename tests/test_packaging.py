@@ -1,14 +1,18 @@
-"""Distributions are complete: an sdist from the tree, a wheel from that sdist, built where there is no C compiler."""
+"""Distributions are complete: an sdist from the tree, a wheel from it built where there is no C compiler; what `tools/release` checks."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
 import zipfile
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -47,6 +51,19 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@pytest.fixture
+def release(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Return tools/release as a module."""
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    loader = SourceFileLoader("tools_release", str(ROOT / "tools" / "release"))
+    spec = importlib.util.spec_from_loader(loader.name, loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    loader.exec_module(module)
+    return module
+
+
 def run(command: list[str], cwd: Path, **variables: str) -> str:
     """Run a command and return what it printed; fail with all it said if it failed."""
     done = subprocess.run(command, cwd=cwd, env={**os.environ, **variables}, capture_output=True, encoding="utf-8")
@@ -70,11 +87,72 @@ def test_the_wheel_has_every_package_with_its_types_and_no_generated_c(wheel: Pa
     packages = {str(path.parent.relative_to(ROOT)) for top in PACKAGES for path in ROOT.glob(f"{top}/**/__init__.py")}
     assert {f"{package}/__init__.py" for package in packages} <= names
     assert {f"{package}/py.typed" for package in PACKAGES} <= names
-    declarations = [path for package in ("kvspool", "shard") for kind in ("*.pxd", "*.h") for path in ROOT.glob(f"{package}/kernel/{kind}")]
-    assert declarations and {str(path.relative_to(ROOT)) for path in declarations} <= names
     assert {"hub/web/static/hub.html", "hub/web/static/hub.css", "hub/web/static/hub.js"} <= names
     assert "hub/spark/jre/bin/java" in names
-    assert [name for name in names if name.endswith((".c", ".so")) or name.startswith(("tests/", "tools/", "build/"))] == []
+    assert [name for name in names if name.endswith((".c", ".h", ".pxd", ".so")) or name.startswith(("tests/", "tools/", "build/"))] == []
+
+
+def test_a_wheel_without_a_compiled_twin_is_for_every_platform_and_its_description_has_no_broken_link(wheel: Path) -> None:
+    assert wheel.name.endswith("-py3-none-any.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        shown = archive.read(name).decode()
+    assert "# kvspool" in shown and re.findall(r"\]\((?!https?:)", shown) == []
+
+
+def test_a_twin_that_is_required_and_does_not_compile_is_an_error(sdist: Path) -> None:
+    variables = {**os.environ, "CC": "/bin/false", "KVSPOOL_REQUIRE_EXTENSIONS": "1"}
+    command = [sys.executable, "setup.py", "-q", "build_ext"]
+    done = subprocess.run(command, cwd=sdist.parent / "tree", env=variables, capture_output=True, encoding="utf-8")
+    assert done.returncode == 1
+    assert "KVSPOOL_REQUIRE_EXTENSIONS=1, but the C compiler does not work" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("tag", "left_out", "added", "problem"),
+    [
+        ("cp311-cp311-manylinux_2_17_x86_64", [], [], None),
+        ("py3-none-any", [], [], "is not tagged for one Python and manylinux"),
+        ("cp311-cp311-manylinux_2_17_x86_64", ["kvspool/log.py"], [], "has no kvspool/log.py"),
+        ("cp311-cp311-manylinux_2_17_x86_64", ["hub/web/static/hub.js"], [], "has no hub/web/static/hub.js"),
+        ("cp311-cp311-manylinux_2_17_x86_64", ["kvspool/kernel/frames_c.cpython-311.so"], [], "has no compiled kvspool.kernel.frames_c"),
+        ("cp311-cp311-manylinux_2_17_x86_64", [], ["tests/test_a.py"], "must not have tests/test_a.py"),
+        ("cp311-cp311-manylinux_2_17_x86_64", [], ["kvspool/kernel/frames_c.pxd"], "must not have kvspool/kernel/frames_c.pxd"),
+        ("cp311-cp311-manylinux_2_17_x86_64", [], ["kvspool/removed.py"], "has an unknown file kvspool/removed.py"),
+    ],
+)
+def test_a_release_has_no_wheel_with_other_contents(
+    release: ModuleType, tmp_path: Path, tag: str, left_out: list[str], added: list[str], problem: str | None
+) -> None:
+    sources = [str(path.relative_to(ROOT)) for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    twins = ["kvspool/kernel/frames_c.cpython-311.so"]
+    path = tmp_path / f"kvspool-1.0-{tag}.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in {*sources, *twins, *added, *release.DATA, *(f"{package}/py.typed" for package in PACKAGES)} - {*left_out}:
+            archive.writestr(name, "")
+        archive.writestr("kvspool-1.0.dist-info/METADATA", "")
+    if problem is None:
+        release.check_wheel(path, ROOT, ["kvspool.kernel.frames_c"])
+    else:
+        with pytest.raises(release.ReleaseError, match=re.escape(problem)):
+            release.check_wheel(path, ROOT, ["kvspool.kernel.frames_c"])
+
+
+def test_only_changed_inputs_are_compiled_again(release: ModuleType, tmp_path: Path) -> None:
+    """The tree of a release keeps the extensions, but no module that the new sdist lacks."""
+    release.WORK = tmp_path
+    for name in ("build/lib.x/kvspool/kernel/a.so", "build/lib.x/kvspool/removed.py", "kvspool/removed.py"):
+        path = tmp_path / "tree" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    source = tmp_path / "kvspool-1.0"
+    source.mkdir()
+    (source / "new.py").touch()
+    with tarfile.open(tmp_path / "kvspool-1.0.tar.gz", "w:gz") as archive:
+        archive.add(source, "kvspool-1.0")
+    tree = release.unpack(tmp_path / "kvspool-1.0.tar.gz")
+    kept = sorted(str(path.relative_to(tree)) for path in tree.rglob("*") if path.is_file())
+    assert kept == ["build/lib.x/kvspool/kernel/a.so", "new.py"]
 
 
 def test_without_a_c_compiler_it_installs_and_runs_on_the_interpreted_twin(installed: Path, tmp_path: Path) -> None:
@@ -100,9 +178,11 @@ def test_the_installed_project_knows_its_commands_and_its_extras(installed: Path
         "from importlib.metadata import distribution\n"
         "it = distribution('kvspool')\n"
         "print(sorted(entry.name for entry in it.entry_points if entry.group == 'kvspool.commands'), it.version)\n"
-        "print(sorted(it.metadata.get_all('Provides-Extra')), it.metadata['License-Expression'])\n"
+        "print(sorted(it.metadata.get_all('Provides-Extra')), it.metadata['License-Expression'], it.metadata['Requires-Python'])\n"
     )
     said = run([sys.executable, "-c", program], cwd=tmp_path, PYTHONPATH=str(installed))
     commands, extras = said.splitlines()
     assert commands.startswith("['hub', 'pipeline', 'shard', 'table'] ")
-    assert extras == "['all', 'archive', 'arrow', 'demo', 'dev', 'hub', 'iceberg', 'jre', 'spark', 'tables'] MIT"
+    assert extras == (
+        "['all', 'archive', 'arrow', 'demo', 'dev', 'hub', 'iceberg', 'jre', 'release', 'spark', 'tables', 'test'] MIT >=3.11"
+    )

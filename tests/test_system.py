@@ -9,6 +9,7 @@ import subprocess
 import sys
 import uuid
 from pathlib import Path
+from typing import Any
 
 import pytest
 from children import in_child
@@ -186,13 +187,16 @@ def test_another_port_is_used_inside_the_block_and_no_longer() -> None:
     assert system.port is before
 
 
-@pytest.mark.parametrize(("attribute", "value", "said"), [("platform", "darwin", "needs Linux"), ("byteorder", "big", "little-endian")])
+@pytest.mark.parametrize(
+    ("attribute", "value", "said"),
+    [("platform", "darwin", "needs Linux"), ("byteorder", "big", "little-endian"), ("_is_gil_enabled", lambda: False, "PYTHON_GIL=1")],
+)
 def test_a_host_that_breaks_the_formats_assumptions_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, attribute: str, value: str, said: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, attribute: str, value: Any, said: str
 ) -> None:
     import kvspool
 
-    monkeypatch.setattr(sys, attribute, value)
+    monkeypatch.setattr(sys, attribute, value, raising=False)
     with pytest.raises(OSError, match=said):
         system.refuse_unfit_host()
     with pytest.raises(OSError, match=said):

@@ -37,6 +37,7 @@ ORDER = (
     ("kvspool.arrow",),
     ("kvspool.transfer",),
     ("kvspool",),  # the names of the package
+    ("kvspool.aio", "kvspool.logging", "kvspool.testing"),
     ("kvspool.cli",),
     ("shard",),
     ("hub",),

@@ -30,16 +30,30 @@ from itertools import chain
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-HOME = ROOT / ".venv"
+OLDEST = (3, 11)  # of the Pythons that kvspool supports
+
+
+def _find_home():
+    """Return the directory of the environment: .venv, or .venv-3.13 if .venv is that of another Python than the running one."""
+    version = "{}.{}".format(*sys.version_info)
+    try:
+        made = re.search(r"^version(?:_info)? *= *(\d+\.\d+)", (ROOT / ".venv" / "pyvenv.cfg").read_text(), re.MULTILINE)
+    except OSError:
+        made = None
+    is_its_own = made is None or made.group(1) == version or sys.version_info < OLDEST
+    return ROOT / (".venv" if is_its_own else f".venv-{version}")
+
+
+HOME = _find_home()
 PYTHON = HOME / "bin" / "python"
 STAMP = HOME / "kvspool-setup.json"
-STAMP_KEYS = {"root", "extras", "metadata", "sources", "compiler", "header", "seems_to_compile", "can_compile", "built"}
+STAMP_KEYS = {"root", "extras", "metadata", "sources", "suffix", "compiler", "header", "seems_to_compile", "can_compile", "built"}
 UNFINISHED = HOME / "kvspool-setup.unfinished"
 # Of packages that come without a wheel: pip makes one, and compressing that of PySpark, 450 MB, takes longer than everything else.
 STORED = ["--config-settings", "--build-option=--compression=stored"]
 PROJECT = ["--no-deps", "--no-build-isolation", "--editable", str(ROOT)]  # pip's arguments; builds the compiled twins
 
-PYTHONS = ((3, 13), (3, 12), (3, 11))
+KNOWN_PYTHONS = [f"python3.{minor}" for minor in range(15, 10, -1)]  # commands to look for, if the running Python is too old
 JAVA = 17
 JAVA_PACKAGE = "openjdk-17-jre-headless"
 JRE_MACHINE = "x86_64"  # the only machine for which the extra jre has a Java
@@ -85,6 +99,13 @@ def twins():
     return [f"{path.parent.parent.name}.kernel.{path.stem}" for path in sorted(ROOT.glob("*/kernel/*_c.pxd"))]
 
 
+def build_requirements():
+    """Return the build requirements of the project. Needs Python 3.11."""
+    import tomllib
+
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["build-system"]["requires"]
+
+
 def has_compiler():
     """Return whether the last set-up found a working C compiler and the headers of Python."""
     return bool(_stamp().get("can_compile"))
@@ -126,10 +147,10 @@ def require_java(*, may_install=False):
 def use_packaged_java():
     """Make Spark use the Java of the extra `jre`, which `prepare` has installed. Raises SetupError if it does not run."""
     program = "import json; from hub.spark.java import find_java; print(json.dumps(find_java().variables))"
-    answer = _answer([PYTHON, "-c", program])
-    if not answer:
+    found = answer([PYTHON, "-c", program])
+    if not found:
         raise SetupError(f"the Java of the extra jre does not run here; run {PYTHON} -m hub.spark.java for the reason")
-    for name, value in json.loads(answer).items():
+    for name, value in json.loads(found).items():
         os.environ.pop(name, None)
         if value is not None:
             os.environ[name] = value
@@ -176,7 +197,6 @@ def _set_up(stamp, extras, may_install, lock):
     extras = sorted({*extras, *known} & {*_extras()})
     only_twins = stamp.get("metadata") == _metadata() and _requirements(extras) == _requirements(known)
     UNFINISHED.touch()
-    _remove_twins(python["suffix"])
     if only_twins:
         _say("Building the compiled twins again.")
         _pip([PROJECT], lock)
@@ -190,6 +210,7 @@ def _set_up(stamp, extras, may_install, lock):
         "extras": extras,
         "metadata": _metadata(),
         "sources": _sources(),
+        "suffix": python["suffix"],
         "compiler": python["compiler"],
         "header": python["header"],
         "seems_to_compile": _seems_to_compile(python),
@@ -211,15 +232,15 @@ def _is_ready(stamp, extras, may_install):
         and stamp["sources"] == _sources()
         and _requirements(extras) <= _requirements(stamp["extras"])
         and stamp["seems_to_compile"] == _seems_to_compile(stamp)
-        and (_are_twins_built() if stamp["can_compile"] else not (may_install and _can_apt()))
+        and (_are_twins_built(stamp["suffix"]) if stamp["can_compile"] else not (may_install and _can_apt()))
     )
 
 
 def _is_usable():
-    """Return whether .venv is complete, without an interrupted installation, and has one of our Pythons."""
+    """Return whether .venv is complete, without an interrupted installation, and has a Python that kvspool supports."""
     if UNFINISHED.exists() or not _is_fine([PYTHON, "-m", "pip", "--version"]):
         return False
-    return _version(PYTHON) in PYTHONS
+    return _version(PYTHON) >= OLDEST
 
 
 def _stamp():
@@ -255,20 +276,19 @@ def _alone():
 
 def _find_python():
     """Return the path of a Python that kvspool supports, the running one first."""
-    candidates = [sys.executable, *(shutil.which("python{}.{}".format(*version)) for version in PYTHONS)]
-    for candidate in candidates:
-        if candidate and _version(candidate) in PYTHONS:
+    for candidate in (sys.executable, *map(shutil.which, KNOWN_PYTHONS)):
+        if candidate and _version(candidate) >= OLDEST:
             return candidate
     raise SetupError(
-        "kvspool needs Python 3.11, 3.12 or 3.13; this is {}.{}, and there is no python3.13, python3.12 or python3.11 on the PATH. "
+        "kvspool needs Python 3.11 or newer; this is {}.{}, and there is no python3.11 to python3.15 on the PATH. "
         "Debian 12 and Ubuntu 24.04 have one: sudo apt-get install python3 python3-venv python3-dev".format(*sys.version_info)
     )
 
 
 def _version(python):
-    """Return (major, minor) of the Python at a path, or None if it does not run, such as a shim of a missing version."""
-    answer = _answer([python, "-c", "import sys; print(*sys.version_info[:2])"])
-    return tuple(map(int, answer.split())) if re.fullmatch(r"\d+ \d+\s*", answer) else None
+    """Return (major, minor) of the Python at a path, (0, 0) if it does not run, such as a shim of a missing version."""
+    found = answer([python, "-c", "import sys; print(*sys.version_info[:2])"])
+    return tuple(map(int, found.split())) if re.fullmatch(r"\d+ \d+\s*", found) else (0, 0)
 
 
 def _make_venv(python):
@@ -302,10 +322,10 @@ def _ask_python():
         "    'suffix': sysconfig.get_config_var('EXT_SUFFIX'), 'compiler': sysconfig.get_config_var('CC') or 'cc',\n"
         "    'builders': tomllib.load(open(sys.argv[1], 'rb'))['build-system']['requires']}))"
     )
-    answer = _answer([PYTHON, "-c", program, ROOT / "pyproject.toml"])
-    if not answer:
+    found = answer([PYTHON, "-c", program, ROOT / "pyproject.toml"])
+    if not found:
         raise SetupError(f"{PYTHON} or {ROOT / 'pyproject.toml'} is broken; delete {HOME} and try again")
-    known = json.loads(answer)
+    known = json.loads(found)
     known["header"] = os.path.join(known["include"], "Python.h")
     return known
 
@@ -358,16 +378,8 @@ def _build_in_sight():
     return has_twins()
 
 
-def _are_twins_built():
-    return all(list(ROOT.glob(f"{name.replace('.', '/')}.*.so")) for name in twins())
-
-
-def _remove_twins(suffix):
-    """Remove the compiled twins of this Python: after a failed build, none is better than an outdated one."""
-    for name in twins():
-        path = ROOT / f"{name.replace('.', '/')}{suffix}"
-        if path.exists():
-            path.unlink()
+def _are_twins_built(suffix):
+    return all((ROOT / f"{name.replace('.', '/')}{suffix}").exists() for name in twins())
 
 
 # Inputs of the installation.
@@ -532,7 +544,7 @@ def _has_java():
 
 def _java_version(java):
     """Return the major version of a Java, 0 if there is none: `version "17.0.2"` is 17, `version "1.8.0"` is 8."""
-    match = re.search(r'version "(?:1\.)?(\d+)', _answer([java, "-version"], stderr=subprocess.STDOUT))
+    match = re.search(r'version "(?:1\.)?(\d+)', answer([java, "-version"], stderr=subprocess.STDOUT))
     return int(match.group(1)) if match else 0
 
 
@@ -544,7 +556,7 @@ def _is_fine(command, text=""):
         return False
 
 
-def _answer(command, stderr=subprocess.DEVNULL):
+def answer(command, stderr=subprocess.DEVNULL):
     """Return a command's output, nothing if it fails or doesn't exist."""
     words = [str(word) for word in command]
     try:

@@ -190,10 +190,9 @@ def _rows(found: access_file.AccessFile) -> list[dict[str, Any]]:
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(header_style="bold cyan")
+    table = output.table()
     for title in ("principal", "role", "known by", "made", "state"):
         table.add_column(title, overflow="fold")
     for row in rows:

@@ -103,10 +103,9 @@ def _status(arguments: argparse.Namespace) -> int:
 
 def _table(found: Comparison, by_shard: bool) -> Table:
     """Return a row for each client or shard, with the missing records at each hub."""
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(header_style="bold cyan")
+    table = output.table()
     table.add_column("client", overflow="fold")
     for name in ("shard" if by_shard else "shards", "end", *found.hubs, *(f"at {count + 1} hubs" for count in range(len(found.hubs)))):
         table.add_column(Text(name), justify="right", overflow="fold")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hub import ClientStats, HubReaderStats, HubRoot
-from hub.cli import access, copies, counts, retention, serve, ship, trim, verify
+from hub.cli import access, copies, counts, demo, retention, serve, ship, trim, verify
 from hub.cli import stats as hub_stats
 from kvspool import system
 from kvspool.cli import options, output, stats
@@ -79,6 +79,7 @@ def add_commands(subparsers: Any) -> None:
     for command in (hub_stats, copies, retention, trim, verify, access, serve):
         command.add(commands)
     ship.add(subparsers)
+    demo.add(subparsers)
 
 
 def open_log(path: Path) -> HubRoot | None:
@@ -163,10 +164,9 @@ def _delete(root: HubRoot, name: str) -> int:
 
 def _table_of_readers(readers: list[HubReaderStats]) -> Table:
     """Return a row for each reader."""
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(header_style="bold cyan")
+    table = output.table()
     for name in ("reader", "shards", "lag in records", "committed", "state"):
         table.add_column(name, justify="right" if name in ("shards", "lag in records") else "left", overflow="fold")
     for one in readers:
@@ -178,10 +178,9 @@ def _table_of_readers(readers: list[HubReaderStats]) -> Table:
 
 def _table(clients: list[ClientStats]) -> Table:
     """Return a row for each client."""
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(header_style="bold cyan")
+    table = output.table()
     table.add_column("client", overflow="fold")
     for name in ("shards", "records", "used", "capacity", "generations"):
         table.add_column(name, justify="right")

@@ -359,10 +359,9 @@ def _show(progress: PipelineProgress, is_silent: bool) -> None:
 
 
 def _shards(progress: PipelineProgress) -> RichTable:
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(header_style="bold cyan")
+    table = output.table()
     for name in ("topic", "partition", "next", "end", "behind"):
         table.add_column(name, justify="left" if name == "topic" else "right", overflow="fold")
     for shard in progress.shards:

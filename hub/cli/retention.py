@@ -130,10 +130,9 @@ def _floor(name: str, value: int) -> str:
 
 
 def _table(found: HubRetention) -> Table:
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(header_style="bold cyan")
+    table = output.table()
     table.add_column("clients", overflow="fold")
     table.add_column("retention rules", overflow="fold")
     for pattern, rules in sorted(found.rules.items()):

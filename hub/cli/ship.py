@@ -335,10 +335,9 @@ def _words(status: ShipStatus | MirrorStatus) -> str:
 
 
 def _table(statuses: Sequence[ShipStatus | MirrorStatus]) -> Table:
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(header_style="bold cyan")
+    table = output.table()
     for name in ("from", "to", "state"):
         table.add_column(name, overflow="fold")
     for name in ("behind", "moved", "bytes", "lost", "outages"):

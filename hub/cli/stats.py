@@ -115,10 +115,9 @@ def _number(number: int | None) -> str:
 
 def _table(first: str, middle: list[str], last: str, rows: list[list[str]]) -> Table:
     """Return a table: names, numbers, and a text."""
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(header_style="bold cyan")
+    table = output.table()
     table.add_column(first, overflow="fold")
     for name in middle:
         table.add_column(name, justify="right")

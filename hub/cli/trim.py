@@ -105,10 +105,9 @@ def _show(done: list[ShardTrim], arguments: argparse.Namespace) -> None:
 
 def _table(rows: list[ShardTrim], is_dry: bool) -> Table:
     """Return a row for each segment: the action and its reason."""
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(header_style="bold cyan")
+    table = output.table()
     for title in ("shard", "segment from", "records", "size", "age", "", "why", "not read by"):
         table.add_column(title, justify="right" if title in ("segment from", "records", "size", "age") else "left", overflow="fold")
     for row in rows:

@@ -16,7 +16,7 @@ try:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
     from prometheus_client.registry import Collector
 except ModuleNotFoundError as error:
-    raise MissingExtra(f"metrics need a package that isn't installed ({error}); pip install 'kvspool[hub]'") from error
+    raise MissingExtra.of("hub", "metrics need a package that isn't installed", error) from error
 
 Figure = Callable[[ShipStatus | MirrorStatus], float]
 COUNTERS: tuple[tuple[str, str, Figure], ...] = (

@@ -26,7 +26,7 @@ from shard.shardset import open_shard
 try:
     from hub.root.store import GENERATIONS, PRIVATE, load_generations
 except ModuleNotFoundError as error:
-    raise MissingExtra(f"a hub's shards are checked with the package pyarrow ({error}); pip install 'kvspool[hub]'") from error
+    raise MissingExtra.of("hub", "a hub's shards are checked with the package pyarrow", error) from error
 
 TIMEOUT = 10.0  # seconds to wait for a lock, if a log needs one to be opened
 OF_THE_HUB = (GENERATIONS, f"{GENERATIONS}.tmp", "mirror.json")  # a hub's own files in a shard's directory

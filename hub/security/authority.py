@@ -29,7 +29,7 @@ try:
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import ExtendedKeyUsageOID
 except ImportError as _error:
-    raise MissingExtra(f"certificates need the package cryptography ({_error}); pip install 'kvspool[hub]'") from _error
+    raise MissingExtra.of("hub", "certificates need the package cryptography", _error) from _error
 
 DAYS = 397
 AUTHORITY_DAYS = 3652

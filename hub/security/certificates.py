@@ -21,7 +21,7 @@ try:
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
 except ImportError as _error:
-    raise MissingExtra(f"certificates need the package cryptography ({_error}); pip install 'kvspool[hub]'") from _error
+    raise MissingExtra.of("hub", "certificates need the package cryptography", _error) from _error
 
 INTERVAL = 1.0  # seconds between two checks of the files
 _logger = logging.getLogger("kvspool.hub")

@@ -33,7 +33,7 @@ try:
     from h2.exceptions import ProtocolError
     from h2.settings import SettingCodes, Settings
 except ImportError as _error:
-    raise MissingExtra(f"the hub's server needs the package h2 ({_error}); pip install 'kvspool[hub]'") from _error
+    raise MissingExtra.of("hub", "the hub's server needs the package h2", _error) from _error
 
 PREFACE = 24  # bytes that a client sends first
 FRAME = 9  # bytes of a frame's head

@@ -43,7 +43,7 @@ def session(
     try:
         from pyspark.sql import SparkSession
     except ImportError as error:
-        raise MissingExtra(f"Spark needs the package pyspark ({error}); pip install 'kvspool[spark]'") from error
+        raise MissingExtra.of("spark", "Spark needs the package pyspark", error) from error
     from hub.spark import home
     from hub.spark.java import use_java
 

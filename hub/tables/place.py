@@ -31,7 +31,7 @@ def delta() -> ModuleType:
     try:
         return import_whole("deltalake")
     except ImportError as error:
-        raise MissingExtra(f"Delta tables need the package deltalake ({error}); pip install 'kvspool[tables]'") from error
+        raise MissingExtra.of("tables", "Delta tables need the package deltalake", error) from error
 
 
 def iceberg() -> ModuleType:

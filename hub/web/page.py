@@ -31,7 +31,7 @@ try:
 
     from hub.web.site import Sample, Site
 except ModuleNotFoundError as error:
-    raise MissingExtra(f"the hub's page needs a package that isn't installed ({error}); pip install 'kvspool[hub]'") from error
+    raise MissingExtra.of("hub", "the hub's page needs a package that isn't installed", error) from error
 
 PATIENCE = 30.0  # seconds for a connection's request and answer, or for reading an event
 MOST_CONNECTIONS = 64  # at once; each has one answer

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from kvspool.cli import options, queues
-from kvspool.cli.lines import LineBatch, LineReader
+from kvspool.cli.lines import LineBatch, LineReader, standard_input
 from kvspool.cli.options import BadInput
 from kvspool.cli.summary import Summary
 from kvspool.errors import Unencodable, appended_by
@@ -68,12 +68,7 @@ def open_input(arguments: argparse.Namespace) -> int:
     """Return the descriptor of the input; BadInput if it is closed, or the options contradict each other."""
     if arguments.key_field is not None and not arguments.json_lines:
         raise BadInput("--key-field needs --json-lines: a line of text has no members")
-    if sys.stdin is None:
-        raise BadInput("standard input is closed; append reads the records from it")
-    fd = sys.stdin.fileno()
-    if os.isatty(fd):
-        print("one record a line; Ctrl-D ends", file=sys.stderr)
-    return fd
+    return standard_input("append")
 
 
 def shows_progress(fd: int) -> bool:

@@ -52,7 +52,7 @@ def of_host() -> Iterator[Check]:
     yield from _inotify_limits()
     yield from _write_back()
     yield _package("pyarrow", "arrow")
-    yield _package("pyspark", "spark")
+    yield _pyspark()
     yield _package("deltalake", "tables")
     yield _package("pyiceberg", "iceberg")
 
@@ -115,9 +115,9 @@ def _is_journal(path: Path) -> bool:
 
 def _python() -> Check:
     version = ".".join(map(str, sys.version_info[:3]))
-    if (3, 11) <= sys.version_info < (3, 14):
+    if sys.version_info < (3, 16):
         return Check("Python", "ok", version)
-    return Check("Python", "warn", version, "kvspool is tested with Python 3.11 to 3.13")
+    return Check("Python", "warn", version, "kvspool is tested with Python 3.11 to 3.15")
 
 
 def _twin() -> Check:
@@ -185,6 +185,19 @@ def _setting(name: str) -> int | None:
         return int(Path("/proc/sys", name).read_text(encoding="ascii"))
     except (OSError, ValueError):
         return None
+
+
+def _pyspark() -> Check:
+    """Check PySpark, and whether its authors name this version of Python."""
+    check = _package("pyspark", "spark")
+    if check.state == "ok":
+        prefix = "Programming Language :: Python :: 3."
+        named = [name.removeprefix(prefix) for name in metadata.metadata("pyspark").get_all("Classifier", ()) if name.startswith(prefix)]
+        minors = sorted(int(name) for name in named if name.isdigit())
+        if minors and sys.version_info[1] not in minors:
+            advice = f"this PySpark names Python 3.{minors[0]} to 3.{minors[-1]}: use one of them for Spark, or a newer PySpark"
+            return Check("pyspark", "warn", check.found, advice)
+    return check
 
 
 def _package(name: str, extra: str) -> Check:

@@ -7,27 +7,29 @@ on stderr, and its class gives the exit code; everything else is a bug and keeps
 
 from __future__ import annotations
 
-import argparse
 import sys
 from types import ModuleType
-from typing import Any
-
-from rich_argparse import RawDescriptionRichHelpFormatter
 
 import kvspool
 from kvspool.cli import (
     append,
     archive,
+    completion,
     copy,
     create,
     doctor,
+    du,
     export,
+    get,
     group,
     import_,
+    ls,
+    man,
     mv,
     output,
     plugins,
     producers,
+    queue,
     read,
     readers,
     repair,
@@ -40,11 +42,13 @@ from kvspool.cli import (
     trim,
     verify,
 )
+from kvspool.cli.parsing import Parser
+from kvspool.cli.words import of_command
 from kvspool.errors import KvspoolError
 
 COMMANDS = (
-    *(create, append, sync, read, tail, export, import_, copy, readers, group, producers, trim),
-    *(resize, mv, rm, stats, verify, repair, salvage, archive, doctor),
+    *(create, append, sync, read, tail, get, export, import_, copy, readers, group, producers, trim),
+    *(resize, mv, rm, ls, du, stats, verify, repair, salvage, archive, queue, doctor, completion, man),
 )
 
 DESCRIPTION = """\
@@ -73,21 +77,6 @@ Exit codes:
 `kvspool COMMAND --help` explains a command and gives examples."""
 
 
-class Formatter(RawDescriptionRichHelpFormatter):
-    """Help in colours, with line breaks as written. Square brackets are literal: none of the texts is markup."""
-
-    help_markup = False
-    text_markup = False
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser with the same help layout for every command, including those of plugins."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        options.setdefault("formatter_class", Formatter)
-        super().__init__(*arguments, **options)
-
-
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code; see `kvspool.cli.main`."""
     output.prepare()
@@ -103,10 +92,10 @@ def main(argv: list[str] | None = None) -> int:
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 0
     except KvspoolError as error:
-        output.complain(str(error))
+        output.complain(of_command(str(error)))
         code = error.exit_code
     except OSError as error:
-        output.complain(_sentence(error))
+        output.complain(of_command(_sentence(error)))
         code = 1
     output.set_up()
     return code
@@ -114,7 +103,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(argv: list[str] | None) -> int:
     found = plugins.load()
-    parser = _parser(found)
+    parser = make_parser(found)
     arguments = parser.parse_args(argv)
     if arguments.run is None:
         parser.print_help(sys.stderr)
@@ -122,11 +111,11 @@ def _run(argv: list[str] | None) -> int:
     return int(arguments.run(arguments))
 
 
-def _parser(found: list[ModuleType]) -> Parser:
-    """Return the parser; it sets `arguments.run` to the command's function and `arguments.plugins` to the modules found."""
+def make_parser(found: list[ModuleType]) -> Parser:
+    """Return the parser; it sets `arguments.run` to the command's function, `plugins` to the modules found, and `parser` to itself."""
     parser = Parser(prog="kvspool", description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument("--version", action="version", version=f"kvspool {kvspool.__version__}")
-    parser.set_defaults(run=None, plugins=found)
+    parser.set_defaults(run=None, plugins=found, parser=parser)
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
     for command in COMMANDS:
         subparser = subparsers.add_parser(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import kvspool
-from kvspool.cli import options, output, progress
+from kvspool.cli import options, output, progress, queues, selection
 from kvspool.engine import sizes
 from kvspool.journal.formats import FORMATS
 from kvspool.transfer.copier import CopyPlan, CopyReport
@@ -36,9 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("source", metavar="SRC", type=Path, help="the source; it is not changed")
     parser.add_argument("target", metavar="DST", type=Path, help="the target; it is created if it doesn't exist")
-    parser.add_argument("--start", type=options.start, default="earliest", metavar="START", help="a sequence or a time, as `read` has it")
-    parser.add_argument("--end", type=options.count(0), metavar="N", help="up to this sequence, which is not included")
-    parser.add_argument("--limit", type=options.count(0), metavar="N", help="most records to copy from START on")
+    options.add_range(parser, "copy from START on")
     parser.add_argument(
         "--gaps",
         choices=("raise", "skip"),
@@ -74,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
                 arguments.target,
                 format=arguments.format,
                 start=arguments.start,
-                end=arguments.end,
+                end=_end(arguments),
                 limit=arguments.limit,
                 on_gap=arguments.gaps,
                 lossy=arguments.lossy,
@@ -90,6 +89,14 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         _say(report)
     return 0
+
+
+def _end(arguments: argparse.Namespace) -> int | None:
+    """Return the sequence to stop at."""
+    if not isinstance(arguments.end, datetime):
+        return arguments.end  # type: ignore[no-any-return]
+    with queues.open_log(arguments.source) as log:
+        return selection.sequence_of(log, arguments.end)
 
 
 def _said(given: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 import kvspool
-from kvspool.cli import options, output, queues
+from kvspool.cli import options, output, queues, selection
 from kvspool.cli.summary import ProgressLine
 from kvspool.engine import exporting
 from kvspool.engine.reports import Exported
@@ -24,7 +24,7 @@ codec, key and value; bytes that JSON can't represent are in base64 in key_base6
 file appears when it is complete. Lost records are named on stderr; with --gaps raise they end the command with code 7."""
 EXAMPLES = """\
   kvspool export events -o events.jsonl
-  kvspool export events --format parquet --from 1000 --to 2000 -o events.parquet
+  kvspool export events --format parquet --start 1000 --end 2000 -o events.parquet
   kvspool export events | gzip > events.jsonl.gz"""
 
 
@@ -32,10 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     options.add_path(parser, "the log")
     parser.add_argument("--format", choices=exporting.FORMATS, default="jsonl", help="of the file (default: %(default)s)")
-    parser.add_argument(
-        "--from", dest="start", type=options.start, default="earliest", metavar="START", help="a sequence or a time, as `read` has it"
-    )
-    parser.add_argument("--to", dest="end", type=options.count(0), metavar="N", help="up to this sequence, which is not included")
+    options.add_range(parser, "export")
     parser.add_argument("-o", dest="file", default="-", metavar="FILE", help="output file; - is standard output (default: %(default)s)")
     parser.add_argument("--gaps", choices=("raise", "yield"), default="yield", help="lost records: end, or continue (default: %(default)s)")
     options.add_json(parser, "print the summary as a JSON object, on standard error if the records go to standard output")
@@ -69,7 +66,8 @@ def _export(log: kvspool.Log, file: object, arguments: argparse.Namespace, progr
         file,  # type: ignore[arg-type]
         arguments.format,
         start=arguments.start,
-        end=arguments.end,
+        end=selection.sequence_of(log, arguments.end),
+        limit=arguments.limit,
         on_gap=arguments.gaps,
         progress=lambda count: progress.say(f"exported {count:,} records"),
     )

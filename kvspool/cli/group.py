@@ -83,10 +83,9 @@ def _print(one: GroupStats) -> None:
 
 def _table(one: GroupStats) -> Table:
     """Return a row for each member."""
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(header_style="bold cyan")
+    table = output.table()
     for title in ("process", "joined", "max silence", "shards", "which"):
         table.add_column(title, justify="right" if title == "shards" else "left", overflow="fold")
     for member in one.members:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -13,6 +14,16 @@ from kvspool.system.handles import Handle
 
 CHUNK = 1 << 16  # bytes; the size of a pipe
 BATCH_BYTES = 1 << 20  # bytes; limits a batch of long lines
+
+
+def standard_input(command: str) -> int:
+    """Return the descriptor of standard input, and say how to end it on a terminal. Raises BadInput if it is closed."""
+    if sys.stdin is None:
+        raise BadInput(f"standard input is closed; {command} reads lines from it")
+    fd = sys.stdin.fileno()
+    if os.isatty(fd):
+        print("one record a line; Ctrl-D ends", file=sys.stderr)
+    return fd
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import kvspool
+from kvspool import system
 from kvspool.engine import sizes
 from kvspool.errors import KvspoolError
 from kvspool.journal import Floor, Retention
@@ -23,6 +24,7 @@ from kvspool.spool.format import CONTROL_FILE
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 END = datetime(2262, 1, 1, tzinfo=UTC)  # 2**63 ns after the epoch is in that year
 
+START_WORDS = "earliest, latest, a sequence, an age such as -5m, or a time such as 2026-01-31T12:00:00Z (without a zone: UTC)"
 _AGES = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -88,17 +90,34 @@ def add_files(parser: argparse._ActionsContainer) -> None:
     )
 
 
-def add_output(parser: argparse.ArgumentParser) -> None:
-    """Add the options for the output of records."""
+def add_output(parser: argparse.ArgumentParser, *, has_logs: bool = False) -> None:
+    """Add the options for the output of records; has_logs: also as messages of `kvspool.logging`."""
     parser.add_argument(
         "--gaps",
         choices=("raise", "yield", "skip"),
         default="yield",
         help="lost records: print the gap (yield, the default), end with code 7 (raise), or continue silently (skip)",
     )
+    forms = add_form(parser)
+    if has_logs:
+        forms.add_argument("--logs", action="store_true", help="messages of kvspool.logging: time, level, logger, text, fields, traceback")
+
+
+def add_form(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGroup:
+    """Add the options for the form of printed records, and return their group."""
     forms = parser.add_mutually_exclusive_group()
     add_json(forms, "one JSON object for each record, with all of its fields")
     forms.add_argument("--values", action="store_true", help="only the stored bytes of the values, one value a line")
+    parser.set_defaults(logs=False)
+    parser.add_argument("--color", choices=("auto", "always", "never"), default="auto", help="auto: on a terminal (default: %(default)s)")
+    return forms
+
+
+def add_range(parser: argparse.ArgumentParser, verb: str = "print") -> None:
+    """Add the options --start, --end and --limit, which mean the same in every command."""
+    parser.add_argument("--start", type=start, default="earliest", metavar="START", help=f"first record: {START_WORDS}")
+    parser.add_argument("--end", type=end, metavar="END", help="up to a sequence, time or age like --start, which is not included")
+    parser.add_argument("--limit", type=count(0), metavar="N", help=f"most records to {verb}")
 
 
 def add_isolation(parser: argparse.ArgumentParser) -> None:
@@ -178,20 +197,42 @@ def mode(text: str) -> int:
 
 
 def start(text: str) -> Start:
-    """Return a start. Times are printed in UTC, so one without a zone is in UTC."""
-    if text in ("earliest", "latest"):
-        return text
+    """Return a start. Times are printed in UTC, so one without a zone is in UTC; an age such as -5m is a time, too."""
+    return text if text in ("earliest", "latest") else _position(text, f"a start is {START_WORDS}")
+
+
+def end(text: str) -> int | datetime:
+    """Return an end: a sequence or a time."""
+    return _position(text, "an end is a sequence, an age such as -5m or a time such as 2026-01-31T12:00:00Z")
+
+
+def since(text: str) -> datetime:
+    """Return the time that was so long ago, or a time."""
+    is_age = text[-1:].lower() in _AGES and not text.startswith("-")
+    found = _position(f"-{text}" if is_age else text, "an age such as 10m, or a time")
+    if isinstance(found, int):
+        raise argparse.ArgumentTypeError(f"an age has a unit, as 30s, 10m, 12h or 7d, not {text!r}")
+    return found
+
+
+def _position(text: str, words: str) -> int | datetime:
     try:
         if text.isascii() and text.isdigit():
             return int(text)
-        when = datetime.fromisoformat(text)
-    except ValueError:
-        words = "a start is earliest, latest, a sequence or a time such as 2026-01-31T12:00:00Z"
+        when = _ago(text) if text.startswith("-") else datetime.fromisoformat(text)
+    except (ValueError, OverflowError, argparse.ArgumentTypeError):
         raise argparse.ArgumentTypeError(f"{words}, not {text!r}") from None
     when = when if when.tzinfo else when.replace(tzinfo=UTC)
     if not EPOCH <= when < END:
         raise argparse.ArgumentTypeError(f"records have times from {EPOCH:%Y} to {END:%Y}, not {text!r}")
     return when
+
+
+def _ago(text: str) -> datetime:
+    """Return the time that was so long ago; "-5m" is five minutes ago."""
+    if text[-1].lower() not in _AGES:
+        raise ValueError(text)
+    return datetime.fromtimestamp(system.port.now() / 1e9 - age(text[1:]), UTC)
 
 
 def count(least: int, most: int | None = None) -> Callable[[str], int]:

@@ -12,11 +12,12 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from kvspool.cli.pipes import ending_with_reader
 from kvspool.engine import sizes
 from kvspool.errors import Undecodable
 from kvspool.record import Codec, Gap, Record
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
     from rich.console import Console
+    from rich.table import Table
 
 LONGEST = 500  # characters of a value in lines; --json prints all of it
 WIDEST = 1000  # characters of a table that isn't on a terminal
@@ -35,6 +37,7 @@ _BEYOND_JSON = (Undecodable, TypeError, ValueError, OverflowError, RecursionErro
 _encode = msgspec.json.Encoder().encode
 
 Show = Callable[[Any], None]
+Line = list[tuple[str, str]]  # the parts of a line, each with its style on a terminal
 
 
 def prepare() -> None:
@@ -64,29 +67,56 @@ def escape(text: str) -> str:
     return _UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
-def console(*, stderr: bool = False) -> Console:
-    """Return a rich console; created on demand, since importing rich is slow."""
+def is_terminal() -> bool:
+    """Return whether standard output is a terminal."""
+    return sys.stdout.isatty()
+
+
+def console(*, stderr: bool = False, color: str = "auto") -> Console:
+    """Return a rich console; created on demand, since importing rich is slow. color: "auto", "always" or "never"."""
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
     # Piped output isn't wrapped.
-    return Console(stderr=stderr, width=None if stream.isatty() else WIDEST, highlight=False, markup=False, emoji=False)
+    return Console(
+        stderr=stderr,
+        width=None if stream.isatty() else WIDEST,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        force_terminal=True if color == "always" else None,
+        no_color=True if color == "never" else None,
+    )
 
 
-def print_records(items: Iterable[Any], arguments: Namespace, *, live: bool = False) -> None:
-    """Write records and gaps in the requested form; `live`: each at once, since the next one may take long.
+def table() -> Table:
+    """Return an empty table: with lines on a terminal, in plain columns elsewhere, for programs such as awk."""
+    from rich.table import Table
 
-    Iterators of logs hold descriptors, so they are closed at the end.
-    """
+    return Table(header_style="bold cyan") if sys.stdout.isatty() else Table(box=None, pad_edge=False, header_style="")
+
+
+def print_records(items: Iterable[Any], arguments: Namespace) -> None:
+    """Write records and gaps in the requested form. Iterators of logs hold descriptors, so they are closed at the end."""
     show = _form(arguments)
     try:
         for item in items:
             show(item)
-            if live:
-                sys.stdout.flush()
     finally:
         if hasattr(items, "close"):
             items.close()
+
+
+def print_live(items: Any, arguments: Namespace, select: Callable[[Iterable[Any]], Iterable[Any]]) -> None:
+    """Write what `select` takes of the items of a follower, each at once, until they end or the reader of the output has closed it."""
+    show = _form(arguments)
+    try:
+        with ending_with_reader(items.close):
+            for item in select(items):
+                show(item)
+                sys.stdout.flush()
+    finally:
+        items.close()
 
 
 def _form(arguments: Namespace) -> Show:
@@ -94,9 +124,10 @@ def _form(arguments: Namespace) -> Show:
         return lambda item: print_json(_gap_members(item) if isinstance(item, Gap) else _members(item))
     if arguments.values:
         return _print_value
-    if sys.stdout.isatty():
-        return _terminal()
-    return lambda item: print("  ".join(text for text, _ in parts(item)))
+    lines = message_lines if arguments.logs else lambda item: [parts(item)]
+    if sys.stdout.isatty() or arguments.color == "always":
+        return _terminal(arguments.color, lines, is_cut=not arguments.logs)
+    return lambda item: print("\n".join("  ".join(text for text, _ in line) for line in lines(item)))
 
 
 def _print_value(item: Any) -> None:
@@ -106,20 +137,40 @@ def _print_value(item: Any) -> None:
         sys.stdout.buffer.write(item.value + b"\n")
 
 
-def _terminal() -> Show:
-    """Return a function that prints an item in colours, cut to the width of the terminal."""
+def _terminal(color: str, lines: Callable[[Any], list[Line]], *, is_cut: bool) -> Show:
+    """Return a function that prints the lines of an item in colours, cut to the width of the terminal or folded."""
     from rich.text import Text
 
-    screen = console()
+    screen = console(color=color)
 
     def show(item: Any) -> None:
-        text = Text("  ").join(Text(words, style) for words, style in parts(item))
-        screen.print(text, no_wrap=True, overflow="ellipsis")
+        for line in lines(item):
+            text = Text("  ").join(Text(words, style) for words, style in line)
+            screen.print(text, no_wrap=is_cut, overflow="ellipsis" if is_cut else "fold")
 
     return show
 
 
-def parts(item: Any) -> list[tuple[str, str]]:
+def message_lines(item: Any) -> list[Line]:
+    """Return the lines of a message of `kvspool.logging`; a record with other data has its usual line."""
+    from kvspool.logging import message
+
+    data = None if isinstance(item, Gap) else _data(item)
+    if not isinstance(data, dict) or "message" not in data:
+        return [parts(item)]
+    words = [(moment(item.time), "dim"), *((escape(text), style) for text, style in message.line(data))]
+    return [words, *([(f"    {escape(line)}", "red")] for line in message.further_lines(data))]
+
+
+def _data(record: Record) -> Any:
+    """Return the appended value; None if it can't be decoded."""
+    try:
+        return record.data
+    except Undecodable:
+        return None
+
+
+def parts(item: Any) -> Line:
     """Return the columns of an item's line, each with its style on a terminal."""
     if isinstance(item, Gap):
         return [(escape(f"-- {item}"), "bold red")]
@@ -138,6 +189,11 @@ def parts(item: Any) -> list[tuple[str, str]]:
 def moment(when: datetime) -> str:
     """Return a time in UTC as 2026-01-31T12:00:00.000000Z, which --start accepts."""
     return when.isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def moment_of(timestamp: int) -> str:
+    """Return a timestamp in ns as `moment` does."""
+    return moment(datetime.fromtimestamp(timestamp // 1_000_000_000, UTC).replace(microsecond=timestamp // 1000 % 1_000_000))
 
 
 def _further(record: Record) -> dict[str, Any]:

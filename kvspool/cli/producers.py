@@ -54,10 +54,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _table(found: list[ProducerStats]) -> Table:
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(header_style="bold cyan")
+    table = output.table()
     for title in ("producer", "batch", "records", "of", "last whole batch", "written"):
         table.add_column(title, justify="left" if title in ("producer", "written") else "right", overflow="fold")
     for one in found:

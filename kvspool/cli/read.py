@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from kvspool.cli import options, output, plugins
+from kvspool.cli import options, output, plugins, selection
 
 NAME = "read"
 SUMMARY = "print the present records"
@@ -18,26 +18,21 @@ are not text are {{"base64": ...}}. Lost records are {{"gap": {{first, last, rea
 EXAMPLES = """\
   kvspool read events --start 1000 --limit 20
   kvspool read events --start 2026-01-31T12:00:00Z --json | jq .value
+  kvspool read events --start -1h --end -30m --where 'data.user == 7 and data.event in ["login", "logout"]'
   kvspool read events --values --gaps raise > values.txt"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     options.add_path(parser, "the log")
-    parser.add_argument(
-        "--start",
-        type=options.start,
-        default="earliest",
-        help="earliest, latest, a sequence, or an ISO time (without a zone: UTC) (default: %(default)s)",
-    )
-    parser.add_argument("--limit", type=options.count(0), metavar="N", help="most records to print")
+    options.add_range(parser)
+    selection.add_filters(parser)
     options.add_isolation(parser)
-    options.add_output(parser)
+    options.add_output(parser, has_logs=True)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the records."""
     with plugins.opened(arguments.path, arguments.plugins) as log:
-        items = log.read(start=arguments.start, limit=arguments.limit, on_gap=arguments.gaps, **options.isolation(arguments))
-        output.print_records(items, arguments)
+        output.print_records(selection.read(log, arguments), arguments)
     return 0

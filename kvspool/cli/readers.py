@@ -41,9 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--delete", metavar="NAME", help="delete this reader and its position")
     which.add_argument("--delete-slot", metavar="N", type=options.count(0, 63), help="of a spool: delete the reader in this slot")
-    which.add_argument(
-        "--set", metavar=("NAME", "START"), nargs=2, help="set this reader to earliest, latest, a sequence, or an ISO time"
-    )
+    which.add_argument("--set", metavar=("NAME", "START"), nargs=2, help="set this reader to earliest, latest, a sequence, or an ISO time")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -94,10 +92,9 @@ def _in_journal(one: ReaderStats) -> Consumer:
 
 def _table(found: list[ReaderStats]) -> Table:
     """Return a row for each reader."""
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(header_style="bold cyan")
+    table = output.table()
     for title in ("reader", "slot", "next", "record lag", "byte lag", "time lag", "committed", "state"):
         right = title in ("slot", "next") or title.endswith("lag")
         table.add_column(title, justify="right" if right else "left", overflow="fold")

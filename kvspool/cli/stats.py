@@ -103,10 +103,9 @@ def _shown(stats: Any) -> Sequence[str]:
 
 def _rows(many: list[Any]) -> Table:
     """Return a row for each of several logs, with the fields that identify them and those that change."""
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(header_style="bold cyan")
+    table = output.table()
     table.add_column("log", overflow="fold")
     names = [name for name in (_shown(many[0]) if many else ()) if name not in _DETAILS]
     for name in names:

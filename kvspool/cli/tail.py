@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from kvspool.cli import options, output, plugins
+from kvspool.cli import options, output, plugins, selection
 from kvspool.cli.plugins import OpenLog
 from kvspool.errors import GapError, KvspoolError
 from kvspool.options import Start
@@ -26,7 +26,10 @@ Print the last records of a log; with --follow continue with new ones, until Ctr
 EXAMPLES = """\
   kvspool tail events -n 100
   kvspool tail events --follow --json
-  kvspool tail events -n 0 -f --timeout 5        only new records, until none arrives for 5 seconds"""
+  kvspool tail events -n 0 -f --timeout 5        only new records, until none arrives for 5 seconds
+  kvspool tail events --since 10m -f --where 'data.level == "error"'
+  kvspool tail logs/app --logs -f --where 'type >= 40'        messages of kvspool.logging from ERROR on
+  kvspool tail events --key user7 -n 3           the last three records of a key"""
 
 _STEPS = 12  # each four times the previous one; after the last one everything is read
 
@@ -34,37 +37,50 @@ _STEPS = 12  # each four times the previous one; after the last one everything i
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     options.add_path(parser, "the log")
-    parser.add_argument("-n", type=options.count(0), default=10, dest="lines", metavar="N", help="how many (default: %(default)s)")
+    amount = parser.add_mutually_exclusive_group()
+    words = "how many of those that match the filters (default: %(default)s)"
+    amount.add_argument("-n", "--last", type=options.count(0), default=10, dest="lines", metavar="N", help=words)
+    amount.add_argument("--since", type=options.since, metavar="AGE", help="all records of the last 30s, 10m, 12h or 7d, or since a time")
     parser.add_argument("-f", "--follow", action="store_true", help="continue with new records")
     parser.add_argument("--timeout", type=options.seconds, metavar="S", help="with --follow: end after S seconds without a record")
+    selection.add_filters(parser)
     options.add_isolation(parser)
-    options.add_output(parser)
+    options.add_output(parser, has_logs=True)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the last records, then new ones."""
     with plugins.opened(arguments.path, arguments.plugins) as log:
-        stats = log.stats()
         isolation = options.isolation(arguments)
-        last, failure = _last(log, stats, arguments.lines, isolation)
-        if failure is not None and not last:
-            raise failure
-        if not arguments.follow:
-            output.print_records(_shown(arguments.gaps, last, failure), arguments)
-            return 0
-        items = log.follow(start=_place(last, stats, arguments), timeout=arguments.timeout, on_gap=arguments.gaps, **isolation)
-        output.print_records(items, arguments, live=True)
+        if arguments.since is not None:
+            start: Start = arguments.since
+            if not arguments.follow:
+                items = log.read(start=start, on_gap=arguments.gaps, **isolation)
+                output.print_records(selection.filtered(items, arguments), arguments)
+                return 0
+        else:
+            stats = log.stats()
+            last, failure = _last(log, stats, arguments, isolation)
+            if failure is not None and not last:
+                raise failure
+            if not arguments.follow:
+                output.print_records(_shown(arguments.gaps, last, failure), arguments)
+                return 0
+            start = _place(last, stats, arguments)
+        items = log.follow(start=start, timeout=arguments.timeout, on_gap=arguments.gaps, **isolation)
+        output.print_live(items, arguments, lambda items: selection.filtered(items, arguments))
     return 0
 
 
-def _last(log: OpenLog, stats: Any, count: int, isolation: dict[str, Any]) -> tuple[deque[Any], Exception | None]:
-    """Return the last `count` present records and Gaps, and the error that prevents reading on from there, if there is one."""
+def _last(log: OpenLog, stats: Any, arguments: argparse.Namespace, isolation: dict[str, Any]) -> tuple[deque[Any], Exception | None]:
+    """Return the last present records that match, and Gaps, and the error that prevents reading on from there, if there is one."""
+    count = arguments.lines
     last: deque[Any] = deque()
     failure: Exception | None = None
     for start in _starts(stats, count) if count else ():
         last, failure = deque(maxlen=count), None
         try:
-            last.extend(log.read(start=start, on_gap="yield", **isolation))
+            last.extend(selection.filtered(log.read(start=start, on_gap="yield", **isolation), arguments))
         except (KvspoolError, OSError) as error:
             failure = error
         if len(last) == count:

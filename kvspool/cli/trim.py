@@ -86,10 +86,9 @@ def _together(own: Retention | None, rules: Retention) -> Retention:
 
 def _table(report: TrimReport) -> Table:
     """Return a row for each segment: whether it is removed, and why."""
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(header_style="bold cyan")
+    table = output.table()
     for title in ("segment from", "records", "size", "age", "", "why", "not read by"):
         table.add_column(title, justify="right" if title in ("segment from", "records", "size", "age") else "left", overflow="fold")
     for one in report.plan.segments:

@@ -1,5 +1,4 @@
-"""Export the records of a log to a file: JSON lines or Parquet; `kvspool.transfer.exchange` describes both and imports them.
-"""
+"""Export the records of a log to a file: JSON lines or Parquet; `kvspool.transfer.exchange` describes both and imports them."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ import msgspec
 
 from kvspool.engine.cursor import Cursor
 from kvspool.engine.iteration import Iteration
-from kvspool.engine.moving import Mover, Target
+from kvspool.engine.moving import Mover, Target, limited
 from kvspool.engine.reports import Exported
 from kvspool.engine.rows import FILE, Room, Rows, batches
 from kvspool.engine.stats import LogStats
@@ -58,10 +57,11 @@ def export(
     *,
     start: Start = "earliest",
     end: int | None = None,
+    limit: int | None = None,
     on_gap: OnGap = "raise",
     progress: Callable[[int], object] | None = None,
 ) -> Exported:
-    """Write the present records to a binary file, up to sequence `end` (not included) if that is given.
+    """Write the present records to a binary file, up to sequence `end` (not included) if that is given, and at most `limit` records.
 
     format: "jsonl" or "parquet". on_gap: "raise" ends with GapError at the first lost record; "yield" and "skip" continue, and the result
     lists the Gaps. progress: called with the number of records so far. Raises the errors of `Log.read`, Undecodable for a keyed value whose
@@ -76,7 +76,7 @@ def export(
         if begin < stop:
             reading = Iteration(log.cursor(begin, bounded=True, end=stop))
             tell = None if progress is None else lambda: progress(mover.records)
-            mover.move(batches(reading, has_times=log.room.timestamps, rows=BATCH), tell)
+            mover.move(limited(batches(reading, has_times=log.room.timestamps, rows=BATCH), limit), tell)
     lost = sum(gap.count for gap in mover.gaps if gap.reason != "machine restart")  # those numbers were left out on purpose
     return Exported(mover.records, lost, mover.gaps)
 

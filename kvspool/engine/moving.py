@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Self
 
@@ -130,3 +130,18 @@ class Mover:
                 f"records of {self.name} have fields that the format {self.target.format} can't store: {words}; "
                 "choose another one, or lossy=True (--lossy)"
             )
+
+
+def limited(items: Iterator[Rows | Gap], left: int | None) -> Iterator[Rows | Gap]:
+    """Yield rows and gaps up to a number of records."""
+    for item in items:
+        if left is None or isinstance(item, Gap):
+            if left != 0:
+                yield item
+            continue
+        if left < len(item.values):
+            item = item.part(0, left)
+        if not item.values:
+            return
+        left -= len(item.values)
+        yield item

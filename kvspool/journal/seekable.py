@@ -63,7 +63,7 @@ def library() -> ModuleType:
     try:
         import zstandard
     except ImportError as error:
-        raise MissingExtra(f"archived segments need the package zstandard ({error}); pip install 'kvspool[archive]'") from error
+        raise MissingExtra.of("archive", "archived segments need the package zstandard", error) from error
     return zstandard
 
 

@@ -419,8 +419,14 @@ def replaced(other: Port) -> Iterator[Port]:
 
 
 def refuse_unfit_host() -> None:
-    """Raise OSError if the host doesn't meet the format's assumptions: not Linux, or a big-endian processor."""
+    """Raise OSError if the host doesn't meet our assumptions: not Linux, a big-endian processor, or Python without the GIL."""
     if sys.platform != "linux":
         raise OSError(errno.ENOSYS, f"kvspool needs Linux (its locks and wake-ups); this is {sys.platform}")
     if sys.byteorder != "little":
         raise OSError(errno.ENOSYS, "kvspool's files are shared little-endian memory; this host is big-endian")
+    if not getattr(sys, "_is_gil_enabled", _always)():  # Python 3.13 and later
+        raise OSError(errno.ENOSYS, "kvspool's handles rely on Python's GIL, which is off here; set PYTHON_GIL=1 or pass -X gil=1")
+
+
+def _always() -> bool:
+    return True

@@ -10,7 +10,7 @@ continues a copy that was killed at any moment, and no record is duplicated or l
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from kvspool import system
-from kvspool.engine.moving import Mover
+from kvspool.engine.moving import Mover, limited
 from kvspool.engine.rows import Room, Rows, latest, lost
 from kvspool.errors import Corruption, LogNotFound, NotALog, OtherRecords
 from kvspool.journal import files as journals
@@ -312,7 +312,7 @@ class _Work(Mover):
         tell = None
         if progress is not None:
             tell = lambda: progress(CopyProgress(self.records, self.bytes, total if left is None else min(total, left)))  # noqa: E731
-        self.move(_limited(self.origin.read(self.sequence, end), left), tell)
+        self.move(limited(self.origin.read(self.sequence, end), left), tell)
         self.target.sync()
         return self._report()
 
@@ -329,7 +329,7 @@ class _Work(Mover):
         """
         last = self.target.last_time
         with suppress(Corruption):
-            for item in _limited(self.origin.read(self.sequence, end), left):
+            for item in limited(self.origin.read(self.sequence, end), left):
                 if isinstance(item, Rows):
                     self.refuse_loss(lost(item, self.kinds, self.target.room, last))
                     last = latest(item, last, self.target.room)
@@ -388,21 +388,6 @@ class _Work(Mover):
             is_continued=self.is_continued,
             torn=self.origin.torn,
         )
-
-
-def _limited(items: Iterator[Rows | Gap], left: int | None) -> Iterator[Rows | Gap]:
-    """Yield rows and gaps up to a number of records."""
-    for item in items:
-        if left is None or isinstance(item, Gap):
-            if left != 0:
-                yield item
-            continue
-        if left < len(item.values):
-            item = item.part(0, left)
-        if not item.values:
-            return
-        left -= len(item.values)
-        yield item
 
 
 def _same(ours: Rows, theirs: Rows, target: CopyTarget, room: Room) -> bool:

@@ -86,7 +86,7 @@ def columns(cursor: Any) -> list[Any]:
             continue
         if not batch.num_rows:
             return found
-        rows = [row for row in batch.to_pylist() if row["codec"] != kvspool.Codec.RAW]
+        rows = [row for row in batch.select(["codec", "value"]).to_pylist() if row["codec"] != kvspool.Codec.RAW]
         found += [msgspec.msgpack.decode(row["value"]) for row in rows]
 
 

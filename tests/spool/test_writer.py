@@ -266,20 +266,16 @@ def test_a_writer_that_ended_refuses_and_blocks_no_other_writer(log: Spool, end:
         w.close()
 
 
-def test_a_process_that_ends_with_an_open_writer_ends() -> None:
+def test_a_process_that_ends_with_an_open_writer_ends(tmp_path: Path) -> None:
     code = """if True:
         import kvspool, sys
         log = kvspool.create(sys.argv[1], capacity=4096)
         w = log.writer()
         w.append(b"x")
     """
-    directory = Path("/tmp") / f"kvspool-writer-{os.getpid()}"
-    try:
-        subprocess.run([sys.executable, "-c", code, directory], check=True, timeout=60)
-        with kvspool.open(directory, timeout=0) as log:
-            assert log.append(b"y") == 1
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+    subprocess.run([sys.executable, "-c", code, tmp_path / "log"], check=True, timeout=60)
+    with kvspool.open(tmp_path / "log", timeout=0) as log:
+        assert log.append(b"y") == 1
 
 
 def test_importing_and_opening_start_no_thread(log: Spool) -> None:

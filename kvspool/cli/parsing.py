@@ -1,0 +1,64 @@
+"""The parser of all commands: its help, ages such as -5m as values, and suggestions for mistyped words."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from typing import Any, NoReturn
+
+from rich_argparse import RawDescriptionRichHelpFormatter
+
+from kvspool.cli.words import suggestion
+
+_AGE = re.compile(r"^-(\d+|\d*\.\d+)[smhd]?$", re.IGNORECASE)
+
+
+class Formatter(RawDescriptionRichHelpFormatter):
+    """Help in colours, with line breaks as written. Square brackets are literal: none of the texts is markup."""
+
+    help_markup = False
+    text_markup = False
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser with the same help layout for every command, including those of plugins. It takes ages such as -5m, and knows typos."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        options.setdefault("formatter_class", Formatter)
+        super().__init__(*arguments, **options)
+        self._negative_number_matcher = _AGE  # values that begin with a dash
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse, and report options that this command doesn't have, with its own usage."""
+        found, rest = super().parse_known_args(args, namespace)
+        if rest and not self.children():
+            options = [option for option in self._option_string_actions if option.startswith("--")]
+            words = ", ".join(f"{word}{suggestion(word.partition('=')[0], options)}" for word in rest)
+            self.error(f"unknown {'argument' if len(rest) == 1 else 'arguments'}: {words}")
+        return found, rest
+
+    def error(self, message: str) -> NoReturn:
+        """End with a message; a mistyped command or choice gets a suggestion."""
+        found = re.match(r"argument (.+): invalid choice: '(.*?)' \(choose from (.*)\)$", message)
+        if found is not None:
+            name, word, choices = found.groups()
+            known = [choice.strip(" '") for choice in choices.split(",")]
+            hint = suggestion(word, known)
+            if name == "COMMAND":
+                message = f"there is no command {word}{hint or f'; {self.prog} --help lists all'}"
+            else:
+                message = f"{name} is {', '.join(known[:-1])} or {known[-1]}, not {word!r}{hint}"
+        super().error(message)
+
+    def children(self) -> dict[str, Parser]:
+        """Return the parsers of the commands below this one, by name; other names of the same command are left out."""
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                names = [one.dest for one in action._choices_actions]
+                return {name: action.choices[name] for name in names}
+        return {}
+
+    def summaries(self) -> dict[str, str]:
+        """Return the one line about each command below this one."""
+        found = [action for action in self._actions if isinstance(action, argparse._SubParsersAction)]
+        return {one.dest: one.help or "" for action in found for one in action._choices_actions}

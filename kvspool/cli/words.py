@@ -1,0 +1,42 @@
+"""The errors of the library in the words of the command: `kvspool create` instead of `kvspool.create`, options instead of parameters."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+
+# A pattern in a message of the library, and its replacement. Each pattern has a test with the error that it is for.
+PHRASES = (
+    (r"kvspool\.create creates a log", "`kvspool create` makes a log, `kvspool shard create` a shard set"),
+    (r"kvspool\.queue\.create makes a queue", "`kvspool queue put` makes one"),
+    (r"hub\.create makes a hub root", "`kvspool hub serve` makes a hub root"),
+    (
+        r"(exists already(?:, and is not empty)?); (?:kvspool|hub|kvspool\.queue)\.open opens (?:it|a log|a queue)",
+        r"\1; choose another path",
+    ),
+    (r"already; shard\.open opens it", "already; choose another path or prefix, or pass --exist-ok"),
+    (r"Open it with kvspool\.open, or choose another path", "Choose another path, or leave out the options that differ"),
+    (r"(is a queue, not a log): kvspool\.queue\.open opens it", r"\1: see `kvspool queue`"),
+    (r"open one shard set in it with shard\.open, or all of them with hub\.open", "give the path of one of them, or see `kvspool shard`"),
+    (r"(is one log, not a hub root); kvspool\.open opens it", r"\1"),
+    (r"give them as options, or create a journal with kvspool\.create", "`kvspool create` makes a journal"),
+    (r"kvspool\.(repair|copy) ", r"`kvspool \1` "),
+    (r"\b(?:lossy|append)=True \((--\w+)\)", r"\1"),
+    (r"pass allow_unsafe_fs=True", "pass --allow-unsafe-fs"),
+    (r"use a journal \(format=\"kvj\"\)", "use a journal (--format kvj)"),
+)
+LIKENESS = 0.6  # of a mistyped word to one that exists
+
+
+def of_command(message: str) -> str:
+    """Return a message of the library in the words of the command."""
+    for pattern, words in PHRASES:
+        message = re.sub(pattern, words, message)
+    return message
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """Return "; did you mean ...?" for a mistyped word; empty if nothing is like it."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=LIKENESS)
+    return f"; did you mean {close[0]}?" if close else ""
