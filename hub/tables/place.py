@@ -39,7 +39,7 @@ def iceberg() -> ModuleType:
     try:
         return import_whole("hub.tables.iceberg")
     except ImportError as error:
-        raise MissingExtra(f"Iceberg tables need the package pyiceberg ({error}); pip install 'kvspool[iceberg]'") from error
+        raise MissingExtra.of("iceberg", "Iceberg tables need the package pyiceberg", error) from error
 
 
 class TablePlace(msgspec.Struct, frozen=True):
