@@ -164,7 +164,7 @@ def test_a_view_stays_what_it_is_while_writers_hammer_a_tiny_ring(tmp_path: Path
     def look() -> int:
         seen = 0
         with kvspool.open(path) as log:
-            while seen < 100:
+            while seen < 100 or log.stats().next_sequence <= 200:
                 try:
                     with log.view(max(0, log.stats().next_sequence - 2)) as value:
                         for _ in range(3):
@@ -176,7 +176,7 @@ def test_a_view_stays_what_it_is_while_writers_hammer_a_tiny_ring(tmp_path: Path
 
     writers = [start(lambda seed=seed: write(seed)) for seed in range(2)]
     viewers = [start(look) for _ in range(2)]
-    assert [wait() for wait in viewers] == [100, 100]
+    assert all(wait() >= 100 for wait in viewers)
     os.write(stop[1], b"!!")
     appended = sum(wait() for wait in writers)
     with kvspool.open(path) as log:
