@@ -7,6 +7,7 @@ import itertools
 import random
 import sys
 import threading
+import traceback
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -204,6 +205,32 @@ def test_a_copy_that_is_interrupted_at_any_place_loses_no_record(tmp_path: Path,
                 cursor.fetch(5, Record, rest)
                 assert [record.sequence for record in first + rest] == list(range(5)), nth
     assert nth > (1 if frames.TWIN == "compiled" else 10)
+
+
+@pytest.mark.parametrize("verb", ["read", "read_values", "follow"])
+def test_an_iteration_that_is_interrupted_at_any_place_loses_at_most_the_record_that_it_returns(tmp_path: Path, verb: str) -> None:
+    values = [b"%d" % number for number in range(5)]
+    with kvspool.create(tmp_path / "log", capacity=4096) as log:
+        log.append_many(values)
+        is_interrupted, nth = True, 0
+        while is_interrupted:
+            nth += 1
+            got: list[Any] = []
+            tracer = Tracer(nth)
+            with closing(log.follow(timeout=0.001) if verb == "follow" else getattr(log, verb)()) as reading:
+                is_interrupted = tracer.run(lambda: got.extend(reading))  # noqa: B023
+                got.extend(reading)
+            found = [item if isinstance(item, bytes) else item.value for item in got]
+            missing = [value for value in values if value not in found]
+            assert found == [value for value in values if value not in missing], nth
+            assert not missing or len(missing) == 1 and is_handing_over(tracer.error), nth
+    assert nth > (1 if frames.TWIN == "compiled" else 10)
+
+
+def is_handing_over(error: Interrupt | None) -> bool:
+    """Return whether an exception was raised after a record had left the loops, on its way to the caller."""
+    names = [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)] if error else []
+    return [name for name in names if name not in ("_trace", "_come")][-1] in ("__next__", "take")
 
 
 def test_copied_records_that_are_put_back_are_copied_again_also_after_an_interrupt(log: Spool) -> None:
