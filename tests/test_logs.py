@@ -474,9 +474,11 @@ def test_a_follower_s_timeout_of_nan_is_refused_and_a_limit_may_be_any_number(tm
         ({"format": "kvj", "total_bytes": 4096}, "a journal in the format kvj has no option 'total_bytes'"),
         ({"segment_bytes": 4096}, "a spool has no option 'segment_bytes'; its own options are capacity, policy, reader_expiry, prefill"),
         ({"retention": Retention(max_bytes=1)}, "a spool has no option 'retention'"),
+        ({"format": "fixed"}, "a journal in the format fixed needs the options item_bytes and items_per_blob"),
+        ({"format": "fixed", "item_bytes": 4}, "a journal in the format fixed needs the options items_per_blob"),
     ],
 )
-def test_create_refuses_options_that_are_unknown_or_of_other_formats(tmp_path: Path, given: dict[str, Any], words: str) -> None:
+def test_create_refuses_options_that_are_unknown_missing_or_of_other_formats(tmp_path: Path, given: dict[str, Any], words: str) -> None:
     with pytest.raises(TypeError, match=re.escape(words)):
         kvspool.create(tmp_path / "log", **given)
     assert os.listdir(tmp_path) == []
@@ -499,6 +501,14 @@ def test_open_refuses_unknown_options_with_anything_at_the_path(
     for asked in (None, format):
         with pytest.raises(TypeError, match=re.escape(words)):
             kvspool.open(path, format=asked, **given)  # type: ignore[call-overload]
+
+
+def test_a_journal_of_items_without_settings_is_opened_with_both_lengths_only(tmp_path: Path) -> None:
+    for given in ({}, {"item_bytes": 4}, {"items_per_blob": 8}):
+        with pytest.raises(errors.FormatError, match=r"has no settings .* the format fixed can't be read without its item.*: give them"):
+            kvspool.open(tmp_path, format="fixed", **given)
+    with kvspool.open(tmp_path, format="fixed", item_bytes=4, items_per_blob=8) as log:
+        assert len(log) == 0
 
 
 @pytest.mark.parametrize("format", ["spool", "kvj"])

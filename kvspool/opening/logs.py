@@ -156,7 +156,7 @@ def create(
     it at once, each gets the same log. The log's files keep their permission bits, whatever `mode` is.
 
     Raises LogExists (with `exist_ok`: for different settings, which the message names), UnsafeFilesystem (a network file system, or a spool
-    on btrfs, unless `allow_unsafe_fs`), TypeError for options that are unknown or not available in this format, ValueError, or the system's
+    on btrfs, unless `allow_unsafe_fs`), TypeError for options that are unknown, missing or of other formats, ValueError, or the system's
     OSError (no space, no permission). Nothing is left then, except a hidden directory that a note of the error names, and files of a
     journal that can't be removed, or whose directory existed before. NameNotDurable: the log exists and is complete, but a crash of the
     machine may undo it. With `exist_ok` also the errors of `open`.
@@ -193,7 +193,10 @@ def create(
 
         if codec == "keyed":
             raise ValueError(f"keyed values need the key table of a spool; a journal takes {' or '.join(CODECS)}")
-        form = _formats()[format](**{name: sizes.parse(value) for name, value in limits.items()})
+        known = _formats()[format]
+        if missing := [name for name in known.needed_limits() if name not in limits]:
+            raise TypeError(f"{_named(format)} needs the options {' and '.join(missing)}")
+        form = known(**{name: sizes.parse(value) for name, value in limits.items()})
         asked |= {"retention": retention, "first_sequence": first_sequence, "limits": form.limits()}
         make = partial(journals.create, target, form, Settings(**asked), mode=mode, timeout=timeout)
         asked |= asked.pop("limits")
