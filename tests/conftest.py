@@ -52,11 +52,12 @@ LONG = (
     *(f"processes/test_{name}.py" for name in "crash_points file_images interleavings naming_storm owners producers_storm stress".split()),
     *(f"journal/test_{name}.py" for name in "archive fixed_changes journal_crash_points journal_interrupts journal_repair".split()),
     *(f"journal/test_{name}.py" for name in "journal_stress machine".split()),
-    *(f"hub/test_{name}.py" for name in "http2_attacks hub_crash_points hub_machine many_clients network_faults page_browser".split()),
+    *(f"hub/test_{name}.py" for name in "http2_attacks hub_crash_points hub_disk hub_machine hub_memory hub_procedures".split()),
+    *(f"hub/test_{name}.py" for name in "many_clients network_faults page_browser".split()),
     *(f"queue/test_queue_{name}.py" for name in "faults opcodes".split()),
     *(f"spool/test_{name}.py" for name in "damage recovery".split()),
     "model/test_protocol.py",
-    *(f"test_{name}.py" for name in "bench bench_cases cluster faults flights fuzz packaging spark_cluster".split()),
+    *(f"test_{name}.py" for name in "bench bench_cases cluster faults flights fuzz packaging spark_cluster typing".split()),
 )
 LONG_NAMES = re.compile("kill|flipped")  # so are tests that kill a process again and again, or flip each bit
 CHOOSES_ITS_TWIN = {"interpreted", "twin", "loops"}  # a test that has one of these fixtures takes the interpreted loops in any run
