@@ -35,6 +35,7 @@ def test_a_prompt_names_the_hosts_of_a_command() -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.timeout(960)  # seven hosts, eight JVMs
 @pytest.mark.skipif(bool(os.environ.get("KVSPOOL_NO_EXTENSIONS")), reason="networks are tested with the compiled twin")
 @pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("pyspark", "grpc", "grpc_status", "pandas", "zstandard")),
