@@ -19,7 +19,8 @@ from kvspool.system.handles import Handle
 MOST = 512  # calls that are being opened, or wait for that
 AT_ONCE = 4  # calls that are opened at a time: fewer than there are threads
 LEAST_WAIT, LONGEST_WAIT = 1.0, 60.0  # seconds
-WEIGHT = 0.1  # of the last call in the mean time between two
+FIRST_MEAN = 0.01  # seconds between the ends of two, until that is known
+WEIGHT, SLOW = 0.1, 4.0  # of the last call in the mean; it counts as at most so many times the mean, because one alone may be slow
 
 
 class Openings(Handle):
@@ -30,7 +31,8 @@ class Openings(Handle):
         self.slots = asyncio.Semaphore(AT_ONCE)  # for the event loop
         self._most = most
         self._count = 0
-        self._mean = 0.0  # seconds between the ends of two of them, while others wait
+        self._mean = FIRST_MEAN  # seconds between the ends of two of them, while others wait
+        self._next = 0.0  # when the last refused call may be repeated
         self._ended_at = 0.0
         self._lock = threading.Lock()
 
@@ -58,9 +60,11 @@ class Openings(Handle):
             with self._lock:
                 self._count -= 1
                 now = system.port.monotonic()
-                self._mean += WEIGHT * (now - self._ended_at - self._mean)
+                self._mean += WEIGHT * (min(now - self._ended_at, SLOW * self._mean) - self._mean)
                 self._ended_at = now
 
     def _wait(self) -> float:
-        """Return after how many seconds those before a new call will probably have been opened."""
-        return min(max(LEAST_WAIT, self._count * self._mean), LONGEST_WAIT)
+        """Return after how many seconds those before a new call will probably have been opened, with those that were refused before it."""
+        now = system.port.monotonic()
+        self._next = max(self._next, now + self._count * self._mean) + self._mean
+        return min(max(LEAST_WAIT, self._next - now), LONGEST_WAIT)

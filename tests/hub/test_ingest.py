@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 import pytest
+from clocks import StoppedClock
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyarrow import flight
@@ -28,6 +29,8 @@ from hub.root.store import Shard
 from hub.security.quotas import UNLIMITED
 from hub.server.admission import Admission
 from hub.server.ingest import IngestSession
+from hub.server.openings import Openings
+from kvspool import system
 from kvspool.errors import Poisoned
 
 OPENING = Opening(ingest.VERSION, "client", 0, [ShippedLog(0, LOG, 0)])
@@ -376,6 +379,23 @@ def test_a_superseded_call_counts_no_longer(server: HubServer) -> None:
         with Call(server) as new:
             assert isinstance(new.hear(), Opened)
             eventually(lambda: meter.calls == before == 1)
+
+
+def test_refused_calls_are_repeated_one_after_the_other_and_one_slow_call_is_no_rule() -> None:
+    clock = StoppedClock()
+    with system.replaced(clock):
+        openings = Openings(most=1)
+        with openings.admitted():
+            waits = []
+            for _ in range(500):
+                with pytest.raises(HubFull) as caught, openings.admitted():
+                    pass
+                waits.append(caught.value.retry_after or 0.0)
+            clock.pass_(60.0)
+        assert waits == sorted(waits) and waits[0] == 1.0 and 4.9 < waits[-1] < 5.1
+        with openings.admitted(), pytest.raises(HubFull) as caught, openings.admitted():
+            pass
+        assert caught.value.retry_after == 1.0
 
 
 def test_records_of_opened_calls_are_stored_while_others_wait_to_be_opened(server: HubServer) -> None:
