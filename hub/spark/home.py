@@ -72,10 +72,10 @@ def settings(folder: Path) -> dict[str, str]:
 def remove_abandoned() -> None:
     """Remove the temporary homes of this user's killed processes. Errors are ignored: a later call removes what is left."""
     parent = Path(tempfile.gettempdir())
-    for name in system.port.names(parent):
-        folder = parent / name
-        if not name.startswith(PREFIX):
-            continue
+    names: list[str] = []
+    with suppress(OSError):
+        names = [name for name in system.port.names(parent) if name.startswith(PREFIX)]
+    for folder in (parent / name for name in names):
         status = system.port.look_up(folder)
         if status is None or not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
             continue
