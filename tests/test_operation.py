@@ -16,6 +16,7 @@ from kvspool.cli import plugins
 from kvspool.cli.command import make_parser
 
 ROOT = Path(__file__).resolve().parents[1]
+START = "trap 'kill $(jobs -p) 2> /dev/null || true' EXIT\nset -eumo pipefail\n"
 BLOCK = re.compile(r"^( *)```sh run\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 
 
@@ -28,7 +29,7 @@ def test_the_commands_of_a_page_do_what_it_says(page: str, tmp_path: Path) -> No
     assert len(blocks) >= 2
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    program = "trap 'kill $(jobs -p) 2> /dev/null || true' EXIT\nset -eumo pipefail\n" + "\n".join(blocks).replace("127.0.0.1:7070", f"127.0.0.1:{port}")
+    program = START + "\n".join(blocks).replace("127.0.0.1:7070", f"127.0.0.1:{port}")
     command = Path(tmp_path, "bin", "kvspool")
     command.parent.mkdir()
     command.write_text(f'#!/bin/sh\nexec {sys.executable} -m kvspool.cli "$@"\n')
