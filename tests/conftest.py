@@ -57,7 +57,7 @@ LONG = (
     *(f"queue/test_queue_{name}.py" for name in "faults opcodes".split()),
     *(f"spool/test_{name}.py" for name in "damage recovery".split()),
     "model/test_protocol.py",
-    *(f"test_{name}.py" for name in "bench bench_cases cluster faults flights fuzz packaging spark_cluster typing".split()),
+    *(f"test_{name}.py" for name in "bench bench_cases cluster faults flights fuzz operation packaging spark_cluster typing".split()),
 )
 LONG_NAMES = re.compile("kill|flipped")  # so are tests that kill a process again and again, or flip each bit
 CHOOSES_ITS_TWIN = {"interpreted", "twin", "loops"}  # a test that has one of these fixtures takes the interpreted loops in any run

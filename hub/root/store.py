@@ -119,7 +119,7 @@ class Store(Handle):
             except ShardError as error:
                 raise Conflict(str(error)) from None
             if found is not None and any(os.path.lexists(path / MIRRORED) for _, path in found.paths(self.root)):
-                raise Fenced(f"client {client} is mirrored here from another hub; ship to that one")
+                raise Fenced(f"client {client} is mirrored here from another hub; ship to that one, or `kvspool hub promote` this one")
             there = set() if found is None else found.indexes[bits]
             unmade = [at for at, name in enumerate(names) if at not in there or self._is_unmade(client, at, self.root / name)]
             try:
