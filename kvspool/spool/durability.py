@@ -4,9 +4,9 @@
 that a crash of the machine costs at most the records of the last interval and one flush. "disk": `append` returns when the record is on
 disk.
 
-**One flush for all waiting callers.** The caller that flushes takes the sync lock, flushes the data, and stores its extent: the tail at the
-start of the flush. Other callers wait meanwhile, and find their records flushed by this flush or the next. The append lock is never held
-during a flush.
+**One flush for all waiting callers.** The caller that flushes takes the sync lock, flushes the data, and stores how far it reached: the
+tail as it was when the flush began. Other callers wait meanwhile, and find their records flushed by this flush or the next. The append
+lock is never held during a flush.
 
 **Checkpoints.** Each flush begins with a checkpoint in the same file: one flush puts both on disk, and no record is reported as synced
 without a checkpoint that includes it. `docs/decisions/0014-durability.md` gives the reasons. `sync` then also flushes spool.ctl, with the
