@@ -158,7 +158,8 @@ class Copies:
 
         def wait(at: int, answers: Mapping[Copy, Answer]) -> None:
             unsure = {copy.location: answer.why for copy, answer in answers.items() if answer.what not in SURE}
-            if not unsure and self._is_coming(sender, at):
+            ends = {copy.location for copy, answer in answers.items() if answer.what == "ends"}
+            if not unsure and (self._is_coming(sender, at) or self._is_stored(sender, at, ends)):
                 self._pause(at, until)
                 return
             away.update(unsure)
@@ -192,6 +193,11 @@ class Copies:
         """Return whether another hub is being sent one of the records first..last, and may not have it yet; last None: only `first`."""
         others = [one for member in self._members for one in _senders(member, sender.index, sender.id) if one is not sender]
         return any(not one.is_quiet and one.coming > first and one.acked <= (first if last is None else last) for one in others)
+
+    def _is_stored(self, sender: Sender, at: int, ends: set[str]) -> bool:
+        """Return whether one of the hubs that end before a record has acknowledged it since: then the answer is outdated."""
+        others = [one for member in self._members for one in _senders(member, sender.index, sender.id) if one is not sender]
+        return any(one.location in ends and one.error is None and one.acked > at for one in others)
 
     def _pause(self, at: int, until: float) -> None:
         """Wait for a record that is being sent to another hub. Raises CopyUnreachable after `until`."""

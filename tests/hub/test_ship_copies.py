@@ -5,17 +5,21 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from processes_of_a_hub import HubProcess
 from serving import HubServer
-from shipping import contents, eventually, gaps, shipping, stored
+from shipping import contents, eventually, gaps, numbered, shipping, stored
 
 import hub
 import kvspool
 import shard
 from hub.client import hubs
+from hub.client.connection import Security
+from hub.client.copies import Answer
+from hub.client.copies_of_log import Copies
 from hub.client.hub_shipper import HubShipper
 from hub.client.log_sender import LogSender
 from hub.client.shipper import Shipper
@@ -404,3 +408,26 @@ def test_a_shard_that_one_hub_refuses_is_away_there(two: list[HubProcess], path:
                     append(log, 200)
             eventually(lambda: all(place(log, one.location) == 4010 for log in logs.shards for one in two))
             assert state_of(shipper, first.location) == "connected"
+
+
+def test_a_hub_that_acknowledges_a_record_after_its_answer_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub's stream ended before the record; then the hub stored it, and the log forgot it."""
+    same: dict[str, Any] = {"index": 0, "id": b"1" * 16, "acked": 0, "shipped": 0, "coming": 0, "is_quiet": True, "error": None}
+    lacking, having = (SimpleNamespace(location=location, **same) for location in "ab")
+    having.shipped = 6
+    answers = iter((False, True))
+
+    class Reader:
+        def __init__(self, ticket: Any, table: Any, copies: Any, wait: Any) -> None:
+            self.copies, self.wait = copies, wait
+
+        def read(self, first: int, end: int) -> Iterator[Any]:
+            while not next(answers):
+                having.acked = 6
+                self.wait(first, {self.copies[0]: Answer("ends", "it ends at sequence 5")})
+            yield numbered(first, end)
+
+    monkeypatch.setattr("hub.client.copies_of_log.CopyReader", Reader)
+    copies = Copies("c", ["a", "b"], ["a", "b"], 2, "wait", Security)
+    copies.begin([SimpleNamespace(senders=[one], is_connected=True) for one in (lacking, having)])  # type: ignore[list-item]
+    assert [(rows.first, rows.end) for rows in copies.records(lacking, 5, 6)] == [(5, 6)]
