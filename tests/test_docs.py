@@ -30,7 +30,7 @@ def test_the_format_page_has_the_table_of_each_layout(layout: Layout) -> None:
 
 FORMATS = Path(__file__).parent.parent / "docs" / "formats"
 TABLES = [("sej", sej.HEAD), ("kvj", kvj.HEADER), ("kvj", kvj.HEAD), ("page", control.PAGE)]
-TABLES += [("index", index.HEADER), ("index", index.ENTRY), ("tail", tail.TAIL), ("tail", tail.COPY)]
+TABLES += [("sparse-index", index.HEADER), ("sparse-index", index.ENTRY), ("tail", tail.TAIL), ("tail", tail.COPY)]
 
 
 @pytest.mark.parametrize(("page", "layout"), TABLES, ids=[f"{page}-{layout.record.__name__}" for page, layout in TABLES])
@@ -103,3 +103,12 @@ def test_each_control_has_a_chapter_what_meets_it_and_a_test_or_a_dash() -> None
         assert re.fullmatch(r"V\d+(, V\d+)*", row[2]), row
         assert row[3], row
         assert row[4] in ("-", "not applicable") or "`tests/" in row[4], row
+
+
+FOLDERS = ("decisions", "formats", "monitoring")  # whose overview is in the navigation, and leads to their pages
+
+
+def test_the_site_has_each_page_in_its_navigation() -> None:
+    docs = Path(__file__).parent.parent / "docs"
+    named = re.findall(r"^ +- ([\w/.-]+\.md)$", (docs.parent / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(named) == sorted({*(path.name for path in docs.glob("*.md")), *(f"{name}/README.md" for name in FOLDERS)})
