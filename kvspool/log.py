@@ -24,6 +24,7 @@ from kvspool.options import Isolation, OnGap, Start, check_sequence
 from kvspool.producers import Producer, ProducerStats
 from kvspool.record import Codec, Record
 from kvspool.system.handles import Handle
+from kvspool.tasks.single import LogTasks
 from kvspool.writer import Writer
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def unsupported(kind: str, capability: str) -> Unsupported:
 TRIES = 5  # reads of the last records, which rewinds may take back at that moment
 
 
-class Log(Handle, LogGroups, ABC):
+class Log(Handle, LogGroups, LogTasks, ABC):
     """A handle of one log. Get it from `kvspool.create` or `kvspool.open`.
 
     Several threads may use it at once. It survives a fork: the child opens its own files on first use. `with` closes it. An empty log is
@@ -76,7 +77,7 @@ class Log(Handle, LogGroups, ABC):
     HELPERS = frozenset(
         """
         always_has_id append_prepared check_open columns_of cursor displace_reader end extent_files flush_for_commit has_checksums
-        lag limits open_to_write prepare prepare_columns read_log_id records_from room sequence_at
+        lag limits open_to_write prepare prepare_columns read_log_id records_from refuse_task_name room sequence_at
         """.split()
     )
     always_has_id = True  # since it was created
@@ -429,15 +430,17 @@ class Log(Handle, LogGroups, ABC):
 
     # Durable readers.
 
-    @abstractmethod
     def reader(self, name: str, start: Start = "earliest", *, isolation: Isolation = "appended") -> Reader:
         """Open the durable reader `name`: its position is stored in the log, and it is open only once at a time.
 
         name: in a spool, 1 to 64 bytes of UTF-8 without control characters; in a journal, a file's name. start: where a new reader begins,
         as in `read`; an existing one continues after its last `commit`. isolation: as in `read`. Raises ReaderBusy while it is open
-        elsewhere, TooManyReaders, Corruption (its position is damaged), OutOfRange, ValueError, LockTimeout. Raises PermissionError if this
+        elsewhere, or is a task list, TooManyReaders, Corruption (its position is damaged), OutOfRange, ValueError, LockTimeout. Raises PermissionError if this
         process may not write to the log; `read` and `follow` still work.
         """
+        self.refuse_task_name(name)
+        reader: Reader = self.open_reader(name, start, isolation=isolation)
+        return reader
 
     def flush_for_commit(self, sequence: int) -> None:
         """Flush the records below a sequence, for a reader that is about to commit it. Raises Poisoned.
@@ -449,13 +452,14 @@ class Log(Handle, LogGroups, ABC):
     def readers(self) -> list[ReaderStats]:
         """Return the state of each durable reader: name, position, lag, whether it is open."""
 
-    @abstractmethod
     def delete_reader(self, name: str | int) -> None:
         """Delete a durable reader; a new one of the same name has no stored position. A damaged one of a spool can be named by its slot
         number.
 
-        Raises NoSuchReader, ReaderBusy while it is open; PermissionError if this process may not write to the log.
+        Raises NoSuchReader, ReaderBusy while it is open, or is a task list; PermissionError if this process may not write to the log.
         """
+        self.refuse_task_name(name)
+        self.remove_reader(name)
 
     # Maintenance.
 

@@ -1,0 +1,148 @@
+"""The task lists of a log."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Hashable
+from pathlib import Path
+from typing import Any, ClassVar
+
+from kvspool import system
+from kvspool.engine import locks
+from kvspool.engine.wakeups import Watcher
+from kvspool.errors import LockTimeout, NoSuchReader, ReaderBusy
+from kvspool.groups.share import beside
+from kvspool.record import Record
+from kvspool.system import disk
+from kvspool.tasks import stats
+from kvspool.tasks.files import TaskFile, file_name, workers_in
+from kvspool.tasks.layout import TaskHeader
+from kvspool.tasks.source import TaskLog, TaskSource
+from kvspool.tasks.stats import TaskStats
+from kvspool.tasks.verb import HasTasks
+from kvspool.tasks.worker import TaskWorker
+
+
+def log_task_file(path: Path, name: str) -> Path:
+    """Return the path of the file of a task list of a log, in the hidden directory next to the log."""
+    return beside(path) / file_name(name)
+
+
+class LogTasks(HasTasks):
+    """The task lists of a log."""
+
+    HELPERS: ClassVar[frozenset[str]] = frozenset(("open_reader", "remove_reader"))
+    path: Path
+
+    @abstractmethod
+    def check_open(self) -> None:
+        """Raise Closed if the handle was closed."""
+
+    @abstractmethod
+    def open_reader(self, name: str, start: Any = ..., *, isolation: Any = ...) -> Any:
+        """Open a durable reader, also one whose name is that of a task list; see `kvspool.Log.reader`."""
+
+    @abstractmethod
+    def remove_reader(self, name: str | int) -> None:
+        """Delete a durable reader, also one whose name is that of a task list; see `kvspool.Log.delete_reader`."""
+
+    def refuse_task_name(self, name: object) -> None:
+        """Raise ReaderBusy if there is a task list of that name."""
+        if isinstance(name, str) and system.port.look_up(log_task_file(self.path, name)) is not None:
+            raise ReaderBusy(f"{name!r} is a task list of {self.path}: use tasks({name!r}), or delete it with delete_tasks")
+
+    def task_stats(self) -> list[TaskStats]:
+        self.check_open()
+        found = [stats.look(path) for path in stats.task_files(beside(self.path))]
+        return sorted((one for one in found if one is not None), key=lambda one: one.name)
+
+    def delete_tasks(self, name: str) -> None:
+        self.check_open()
+        delete(self, name)
+
+    def _task_path(self) -> Path:
+        return self.path
+
+    def _task_sources(self, name: str, start: Any, is_ordered: bool, window: int) -> OneLog:
+        self.check_open()
+        return OneLog(self, name, start, is_ordered, window)  # type: ignore[arg-type]
+
+
+class OneLog:
+    """Opens the only source of a worker of a log; see `kvspool.tasks.worker.Sources`."""
+
+    def __init__(self, log: TaskLog, name: str, start: Any, is_ordered: bool, window: int) -> None:
+        self._log = log
+        self._name = name
+        self._start = start
+        self._is_ordered = is_ordered
+        self._window = window
+
+    def open(self, worker: TaskWorker) -> list[TaskSource]:
+        """Return the source."""
+        return [open_source(self._log, 0, worker, self._start, self._is_ordered, self._window)]
+
+    def more(self, worker: TaskWorker, sources: list[TaskSource]) -> list[TaskSource]:
+        """Return nothing."""
+        return []
+
+    def watch(self, watcher: Watcher) -> None:
+        """Do nothing."""
+
+
+def open_source(
+    log: TaskLog, shard: Hashable, worker: TaskWorker, start: Any, is_ordered: bool, window: int, make: Callable[..., Any] = Record
+) -> TaskSource:
+    """Enter the task list of one log, which is created if there is none.
+
+    The durable reader is open meanwhile: so no process deletes or renames the log, and the position is known.
+    """
+    path = log_task_file(log.path, worker.name)
+    with _reader_of(log, worker.name, start) as reader:
+        disk.make_directory(path.parent)
+        wanted = TaskHeader(worker.name, window, is_ordered, log.log_id)
+        file = TaskFile(path, wanted, reader.sequence, log.timeout)
+        try:
+            if file.header.is_ordered != is_ordered:
+                order = "with" if file.header.is_ordered else "without"
+                raise ValueError(f"the task list {worker.name!r} of {log.path} was created {order} an order by key; use the same one")
+            source = TaskSource(log, shard, file, worker, make)
+            source.moved_to(reader.sequence)
+        except BaseException:
+            file.close()
+            raise
+        if reader.sequence != reader.committed:
+            reader.commit()
+    return source
+
+
+def _reader_of(log: TaskLog, name: str, start: Any) -> Any:
+    """Open the durable reader of a list. Workers have it open for moments only; another process has it for longer."""
+    busy: list[ReaderBusy] = []
+
+    def attempt() -> Any:
+        try:
+            return log.open_reader(name, start)
+        except ReaderBusy as error:
+            busy.append(error)
+            if system.port.look_up(log_task_file(log.path, name)) is None:
+                raise
+            return None
+
+    try:
+        return locks.wait_for(attempt, log.timeout, lambda: "the durable reader of the list is open")
+    except LockTimeout:
+        raise busy[-1] from None
+
+
+def delete(log: Any, name: str) -> None:
+    """Delete the task list of a log, and its durable reader. Raises NoSuchReader, ReaderBusy."""
+    path = log_task_file(log.path, name)
+    if system.port.look_up(path) is None:
+        raise NoSuchReader(f"{log.path} has no task list {name!r}")
+    with _reader_of(log, name, "earliest"):  # no worker enters meanwhile
+        if workers_in(path):
+            raise ReaderBusy(f"the task list {name!r} of {log.path} has workers; close them first")
+        system.port.remove(path)
+        disk.flush_directory(path.parent, done=f"the task list {name!r} was deleted")
+    log.remove_reader(name)
