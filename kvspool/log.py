@@ -52,6 +52,7 @@ CAPABILITIES = {
     "producers": "only spools and kvj journals have them",
     "rename": "its settings are in a second directory: copy it to the new path, and delete it",
     "resize": "a journal grows as it is filled; `trim` makes it smaller",
+    "tasks": "its sequences may be used again after a rewind; use a spool, kvj, sej or fflg",
     "timestamps": "start from a sequence, or use a spool, kvj or sej",
     "trim": "a spool overwrites its oldest records automatically; `resize` makes it smaller",
     "types": "store the type in the value, or use a spool, kvj or sej",
@@ -77,7 +78,7 @@ class Log(Handle, LogGroups, LogTasks, ABC):
     HELPERS = frozenset(
         """
         always_has_id append_prepared check_open columns_of cursor displace_reader end extent_files flush_for_commit has_checksums
-        lag limits open_to_write prepare prepare_columns read_log_id records_from refuse_task_name room sequence_at
+        lag limits open_reader open_to_write prepare prepare_columns read_log_id records_from refuse_task_name remove_reader room sequence_at
         """.split()
     )
     always_has_id = True  # since it was created
@@ -435,8 +436,8 @@ class Log(Handle, LogGroups, LogTasks, ABC):
 
         name: in a spool, 1 to 64 bytes of UTF-8 without control characters; in a journal, a file's name. start: where a new reader begins,
         as in `read`; an existing one continues after its last `commit`. isolation: as in `read`. Raises ReaderBusy while it is open
-        elsewhere, or is a task list, TooManyReaders, Corruption (its position is damaged), OutOfRange, ValueError, LockTimeout. Raises PermissionError if this
-        process may not write to the log; `read` and `follow` still work.
+        elsewhere, and for a task list; TooManyReaders, Corruption (its position is damaged), OutOfRange, ValueError, LockTimeout. Raises
+        PermissionError if this process may not write to the log; `read` and `follow` still work.
         """
         self.refuse_task_name(name)
         reader: Reader = self.open_reader(name, start, isolation=isolation)

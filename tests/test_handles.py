@@ -154,8 +154,9 @@ def test_plain_values_are_copied_and_pickled_as_before(tmp_path: Path) -> None:
 
 WRITING = "append append_arrow append_many writer producer producers forget_producers retire_producers sync"
 READING = "read read_values read_arrow follow follow_async get last view extent reader readers delete_reader group groups reset_group"
+TASKS = "tasks task_stats delete_tasks"
 KEEPING = "stats verify repair trim retention set_retention archive unarchive resize export close closed has_vanished"
-LOG = f"{WRITING} {READING} {KEEPING} kind capabilities log_id path timeout durability sync_interval"
+LOG = f"{WRITING} {READING} {TASKS} {KEEPING} kind capabilities log_id path timeout durability sync_interval"
 JOURNAL = "append_batch consumers ensure_log_id format torn trim_error"
 SHOWN = {
     "spool": f"{LOG} capacity decode recovery",

@@ -115,8 +115,8 @@ class Journal(Log):
     def capabilities(self) -> frozenset[str]:
         form = self.format
         has = {"keys": form.has_keys, "types": form.has_types, "timestamps": form.has_timestamps, "codecs": form.has_codecs}
-        has |= {"producers": form.has_producers, "archive": form.has_archives, "rename": form.can_be_renamed, "at": True, "trim": True}
-        return frozenset(name for name, is_so in has.items() if is_so)
+        has |= {"producers": form.has_producers, "archive": form.has_archives, "rename": form.can_be_renamed, "tasks": form.keeps_sequences}
+        return frozenset(("at", "trim", *(name for name, is_so in has.items() if is_so)))
 
     @property
     def room(self) -> Room:

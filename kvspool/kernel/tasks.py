@@ -8,7 +8,8 @@ from kvspool.kernel import frames
 from kvspool.kernel.twins import choose
 
 if TYPE_CHECKING:
-    from kvspool.kernel.tasks_py import TaskWindow
+    from kvspool.kernel.taking_py import TaskWindow
 
+PARTS = ("taking",)
 __all__ = ["TaskWindow"]
-choose(globals(), __all__, frames.TWIN)
+choose(globals(), __all__, frames.TWIN, PARTS)

@@ -10,14 +10,14 @@ cdef Py_ssize_t LOCK, DIRTY, LOW, NEXT, READY_FROM, DUE, LEASES, ASKED, GROUP, C
 cdef Py_ssize_t WORKERS, KEPT
 cdef Py_ssize_t WORDS
 cdef uint64_t FREE, READY, DELAYED, TAKEN, HELD, DONE, DYING
-cdef uint64_t STATE, OWNERS, COUNTS, TURNS, LAPS, HALF_LAPS, NONE
-cdef int OWNER_AT, COUNT_AT, TURN_AT, LAP_AT
+cdef uint64_t STATE, OWNERS, COUNTS, SERIALS, LAPS, HALF_LAPS, NONE
+cdef int OWNER_AT, COUNT_AT, SERIAL_AT, LAP_AT
 cdef Py_ssize_t MARK, UNTIL, BUCKET, AFTER, PLAIN_STRIDE, ORDERED_STRIDE
 cdef int64_t BUSY, LOST, MOVED
 
 
 # Not final: it has a method of its base.
-cdef class TaskWindow(group.Progress):
+cdef class TaskSlots(group.Progress):
     cdef object memory
     cdef uint64_t *words
     cdef readonly AppendLock lock
@@ -41,7 +41,7 @@ cdef class TaskWindow(group.Progress):
     @cython.locals(mark=uint64_t, age=int64_t)
     cpdef bint is_done(self, uint64_t sequence) noexcept
     @cython.locals(lap=uint64_t, mark=uint64_t)
-    cdef uint64_t put(self, uint64_t sequence, uint64_t state, uint64_t owner, uint64_t count, uint64_t turn) noexcept
+    cdef uint64_t put(self, uint64_t sequence, uint64_t state, uint64_t owner, uint64_t count, uint64_t serial) noexcept
     cdef uint64_t change(self, uint64_t sequence, uint64_t mark, uint64_t state, uint64_t owner) noexcept
     @cython.locals(lap=uint64_t)
     cdef void blank(self, uint64_t sequence) noexcept
@@ -54,6 +54,36 @@ cdef class TaskWindow(group.Progress):
     cdef void forget_buckets(self) noexcept
     @cython.locals(low=uint64_t, after=uint64_t, first=uint64_t)
     cdef int advance(self) except -1
+    @cython.locals(due=uint64_t, leases=uint64_t)
+    cdef bint is_due(self) noexcept
+    @cython.locals(
+        words="uint64_t *", low=uint64_t, after=uint64_t, due=uint64_t, leases=uint64_t, sequence=uint64_t, mark=uint64_t, state=uint64_t,
+        until=uint64_t
+    )
+    cdef int look_at_times(self, uint64_t now, uint64_t clock) except -1
+    cdef int make_ready(self, uint64_t sequence, uint64_t mark) except -1
+    @cython.locals(words="uint64_t *", low=uint64_t, after=uint64_t)
+    cpdef int64_t skip_below(self, uint64_t sequence) except? -9
+    @cython.locals(words="uint64_t *", end=uint64_t, at=uint64_t)
+    cpdef int start_at(self, uint64_t sequence) except -1
+    @cython.locals(words="uint64_t *", low=uint64_t, sequence=uint64_t, hole=uint64_t, mark=uint64_t, age=int64_t)
+    cpdef int64_t restart(self, uint64_t safe, uint64_t end) except? -9
+    @cython.locals(words="uint64_t *")
+    cdef int forget_times(self, uint64_t after) except -1
+    @cython.locals(low=uint64_t, latest=uint64_t, sequence=uint64_t, mark=uint64_t, age=int64_t)
+    cdef uint64_t least_low(self) except? 0
+    cpdef int look(self, uint64_t sequence) except -1
+    cpdef uint64_t word(self, Py_ssize_t at) except? 0
+    cpdef int set_word(self, Py_ssize_t at, uint64_t value) except -1
+    cpdef int ask(self) except -1
+    @cython.locals(mark=uint64_t, age=int64_t)
+    cpdef int state_of(self, uint64_t sequence) except -1
+    @cython.locals(sequence=uint64_t, after=uint64_t)
+    cpdef list counts(self)
+    cpdef int close(self) except -1
+
+
+cdef class TaskWindow(TaskSlots):
     @cython.locals(words="uint64_t *", until=uint64_t, count=int64_t)
     cpdef int64_t take(self, int64_t most, uint64_t end, int64_t lease, list sequences, list marks) except? -9
     @cython.locals(ahead=list, first=uint64_t, clock=int64_t, sequence=uint64_t, mark=uint64_t)
@@ -68,20 +98,12 @@ cdef class TaskWindow(group.Progress):
     cdef uint64_t claim_next(self, uint64_t sequence, uint64_t lease, uint64_t clock) noexcept
     @cython.locals(sequence=uint64_t, mark=uint64_t, is_over=bint, is_done=bint)
     cpdef bint finish_task(self, object task) except -1
-    @cython.locals(due=uint64_t, leases=uint64_t)
-    cdef bint is_due(self) noexcept
     @cython.locals(words="uint64_t *", sequence=uint64_t, after=uint64_t, mark=uint64_t, state=uint64_t, count=int64_t)
     cdef int64_t take_again(self, int64_t most, uint64_t until, list sequences, list marks) except? -9
     @cython.locals(words="uint64_t *", sequence=uint64_t, mark=uint64_t, count=int64_t)
     cdef int64_t take_new(self, int64_t most, uint64_t end, uint64_t until, list sequences, list marks) except? -9
     @cython.locals(count=uint64_t)
     cdef int give(self, uint64_t sequence, uint64_t mark, uint64_t state, uint64_t until, list sequences, list marks) except -1
-    @cython.locals(
-        words="uint64_t *", low=uint64_t, after=uint64_t, due=uint64_t, leases=uint64_t, sequence=uint64_t, mark=uint64_t, state=uint64_t,
-        until=uint64_t
-    )
-    cdef int look_at_times(self, uint64_t now, uint64_t clock) except -1
-    cdef int make_ready(self, uint64_t sequence, uint64_t mark) except -1
     @cython.locals(words="uint64_t *", sequence=uint64_t, end=uint64_t, bucket=uint64_t)
     cpdef int64_t admit(self, uint64_t first, list hashes) except? -9
     @cython.locals(words="uint64_t *", at=Py_ssize_t, mark=uint64_t, is_new=bint, last=uint64_t, is_first=bint)
@@ -104,22 +126,3 @@ cdef class TaskWindow(group.Progress):
     cpdef int64_t release(self, uint64_t owner) except? -9
     @cython.locals(words="uint64_t *", low=uint64_t, sequence=uint64_t)
     cpdef int64_t pass_over(self, uint64_t first, uint64_t to) except? -9
-    @cython.locals(words="uint64_t *", low=uint64_t, after=uint64_t)
-    cpdef int64_t skip_below(self, uint64_t sequence) except? -9
-    @cython.locals(words="uint64_t *", end=uint64_t, at=uint64_t)
-    cpdef int start_at(self, uint64_t sequence) except -1
-    @cython.locals(words="uint64_t *", low=uint64_t, sequence=uint64_t, hole=uint64_t, mark=uint64_t, age=int64_t)
-    cpdef int64_t restart(self, uint64_t safe, uint64_t end) except? -9
-    @cython.locals(words="uint64_t *")
-    cdef int forget_times(self, uint64_t after) except -1
-    @cython.locals(low=uint64_t, latest=uint64_t, sequence=uint64_t, mark=uint64_t, age=int64_t)
-    cdef uint64_t least_low(self) except? 0
-    cpdef int look(self, uint64_t sequence) except -1
-    cpdef uint64_t word(self, Py_ssize_t at) except? 0
-    cpdef int set_word(self, Py_ssize_t at, uint64_t value) except -1
-    cpdef int ask(self) except -1
-    @cython.locals(mark=uint64_t, age=int64_t)
-    cpdef int state_of(self, uint64_t sequence) except -1
-    @cython.locals(sequence=uint64_t, after=uint64_t)
-    cpdef list counts(self)
-    cpdef int close(self) except -1

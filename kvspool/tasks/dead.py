@@ -8,9 +8,11 @@ was killed looks from that end on whether the record is there: then it only lets
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -21,12 +23,22 @@ from kvspool.record import Codec, plain
 from kvspool.system import holders
 from kvspool.system.handles import Handle
 from kvspool.tasks import layout
-
-if TYPE_CHECKING:
-    from kvspool.tasks.source import TaskSource
-    from kvspool.tasks.task import Task
+from kvspool.tasks.task import Task
 
 PUT_BACK = "requeue"  # the durable reader of a dead-letter log: records before it were put back
+
+
+class BuryingSource(Protocol):
+    """The worker's access to the log of a task that becomes a dead letter."""
+
+    shard: Any
+    log_id: bytes
+    window: Any
+    file: Any
+    burying: threading.Lock
+    max_deliveries: int | None
+
+    def call(self, method: Callable[[], int]) -> int: ...
 
 
 class DeadLetter(msgspec.Struct, frozen=True):
@@ -66,10 +78,10 @@ class DeadLetters(Handle):
         if self._given is not None:
             return self._given
         if self._log is None or self._log.closed:
-            self._log = import_whole("kvspool.opening.logs").create(self.path, format="kvj", codec="msgpack", exist_ok=True)  # type: ignore[attr-defined]
+            self._log = import_whole("kvspool.opening.logs").create(self.path, format="kvj", codec="msgpack", exist_ok=True)
         return self._log
 
-    def bury(self, source: TaskSource, task: Task, reason: str) -> None:
+    def bury(self, source: BuryingSource, task: Task, reason: str) -> None:
         """Move the record of a DYING task to the dead-letter log, and let the task be done; on disk when this returns.
 
         Raises LockTimeout, and the errors of an append: the task is DYING then, and moved once its worker ends.
@@ -88,7 +100,7 @@ class DeadLetters(Handle):
             source.call(lambda: window.bury(task.sequence))
             window.set_word(words.BURYING, 0)
 
-    def _finish_last(self, source: TaskSource, log: Any) -> None:
+    def _finish_last(self, source: BuryingSource, log: Any) -> None:
         """Under the lock: finish the move of a worker that was killed, if its record is in the log."""
         window = source.window
         burying = window.word(words.BURYING)
@@ -99,7 +111,7 @@ class DeadLetters(Handle):
             source.call(lambda: window.bury(sequence))
         window.set_word(words.BURYING, 0)
 
-    def _has(self, log: Any, start: int, source: TaskSource, sequence: int) -> bool:
+    def _has(self, log: Any, start: int, source: BuryingSource, sequence: int) -> bool:
         first, end = log.extent()
         if start > end:
             return False
@@ -109,7 +121,7 @@ class DeadLetters(Handle):
                 return True
         return False
 
-    def _letter(self, source: TaskSource, task: Task, reason: str) -> DeadLetter:
+    def _letter(self, source: BuryingSource, task: Task, reason: str) -> DeadLetter:
         record = task.record
         codec = Codec.MSGPACK if record.codec == Codec.KEYED else record.codec
         deliveries = task.deliveries
@@ -161,6 +173,6 @@ def listed(path: Path) -> list[tuple[int, DeadLetter]]:
     logs = import_whole("kvspool.opening.logs")
     if not path.exists():
         return []
-    with closing(logs.open(path)) as log:  # type: ignore[attr-defined]
+    with closing(logs.open(path)) as log:
         start = max((one.sequence or 0 for one in log.readers() if one.name == PUT_BACK), default=0)
         return [(record.sequence, record.decode(DeadLetter)) for record in log.read(max(start, log.extent()[0]), on_gap="skip")]

@@ -75,7 +75,9 @@ class TaskFile(Handle):
     def _checked(self, wanted: TaskHeader) -> TaskHeader:
         header = read_header(self.path, self._locks.number)
         if header.name != wanted.name:
-            raise Corruption(f"{self.path} is the file of the task list {header.name!r}, not of {wanted.name!r}; remove it if it was copied")
+            raise Corruption(
+                f"{self.path} is the file of the list {header.name!r}, not of {wanted.name!r}; remove it if it was copied"
+            )
         return header
 
     def _refuse_other(self, fd: int) -> None:
@@ -193,6 +195,20 @@ def read_header(path: Path, fd: int) -> TaskHeader:
     except ValueError as error:
         raise layout.damaged(path, error) from None
     return header
+
+
+def remove_other(path: Path, wanted: TaskHeader) -> None:
+    """Remove a file without workers that belongs to another log: one that was at the path before. Raises Corruption if it has workers."""
+    try:
+        with Descriptor(path, os.O_RDONLY) as fd:
+            if layout.parse_header(system.port.read(fd, layout.PAGE, 0)).log_id == wanted.log_id:
+                return
+    except (FileNotFoundError, ValueError, UnknownVersion):
+        return  # the error comes when it is opened
+    if workers_in(path):
+        raise Corruption(f"{path} belongs to another log that was at this path, and has workers; stop them")
+    with suppress(FileNotFoundError):
+        system.port.remove(path)
 
 
 def create(path: Path, header: TaskHeader, start: int) -> None:

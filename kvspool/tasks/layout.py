@@ -34,7 +34,7 @@ BURY_LOCK = FLUSH_LOCK + 3  # while a record is moved to the dead-letter log
 LIFE = FLUSH_LOCK + 15  # + number of a worker: by the worker, while it is one
 
 
-class Header(NamedTuple):
+class TaskHead(NamedTuple):
     """The first bytes of the file; the name of the list follows."""
 
     magic: Annotated[bytes, "8s", 'the bytes "KVTASKS" and a zero']
@@ -93,7 +93,7 @@ class SlotWords(NamedTuple):
     after: Annotated[int, "Q", "sequence + 1 of the next record with the same bucket; 0: there is none"]
 
 
-HEADER, WORKER, LIST, SLOT = Layout(Header), Layout(WorkerWords), Layout(ListWords), Layout(SlotWords)
+HEADER, WORKER, LIST, SLOT = Layout(TaskHead), Layout(WorkerWords), Layout(ListWords), Layout(SlotWords)
 MEMORY_AT = WORKERS_AT + MOST_WORKERS * WORKER.size
 
 assert (LIST.size, SLOT.size) == (8 * tasks.WORDS, 8 * tasks.ORDERED_STRIDE)
@@ -129,7 +129,7 @@ def pack_header(header: TaskHeader) -> bytes:
     if not 1 <= len(raw) <= LONGEST_NAME:
         raise ValueError(f"the name of a task list has 1 to {LONGEST_NAME} bytes of UTF-8, not {len(raw)}")
     flags = ORDERED if header.is_ordered else 0
-    words = HEADER.pack(Header(MAGIC, VERSION, header.window, flags, len(raw), header.log_id.ljust(16, b"\0"), 0))[:-4]
+    words = HEADER.pack(TaskHead(MAGIC, VERSION, header.window, flags, len(raw), header.log_id.ljust(16, b"\0"), 0))[:-4]
     return words + struct.pack("<I", checksum(words + raw)) + raw
 
 

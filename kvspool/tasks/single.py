@@ -5,22 +5,25 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Hashable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, NoReturn
 
 from kvspool import system
 from kvspool.engine import locks
 from kvspool.engine.wakeups import Watcher
 from kvspool.errors import LockTimeout, NoSuchReader, ReaderBusy
 from kvspool.groups.share import beside
+from kvspool.options import Isolation, Start
 from kvspool.record import Record
 from kvspool.system import disk
 from kvspool.tasks import stats
-from kvspool.tasks.files import TaskFile, file_name, workers_in
+from kvspool.tasks.files import TaskFile, file_name, remove_other, workers_in
 from kvspool.tasks.layout import TaskHeader
 from kvspool.tasks.source import TaskLog, TaskSource
 from kvspool.tasks.stats import TaskStats
 from kvspool.tasks.verb import HasTasks
 from kvspool.tasks.worker import TaskWorker
+
+CREATION = 0.5  # seconds that another worker may take to create the list, with the durable reader open
 
 
 def log_task_file(path: Path, name: str) -> Path:
@@ -31,16 +34,24 @@ def log_task_file(path: Path, name: str) -> Path:
 class LogTasks(HasTasks):
     """The task lists of a log."""
 
-    HELPERS: ClassVar[frozenset[str]] = frozenset(("open_reader", "remove_reader"))
     path: Path
 
     @abstractmethod
     def check_open(self) -> None:
         """Raise Closed if the handle was closed."""
 
+    @property
     @abstractmethod
-    def open_reader(self, name: str, start: Any = ..., *, isolation: Any = ...) -> Any:
-        """Open a durable reader, also one whose name is that of a task list; see `kvspool.Log.reader`."""
+    def capabilities(self) -> frozenset[str]:
+        """Return the optional capabilities of this kind of log."""
+
+    @abstractmethod
+    def _refuse(self, capability: str) -> NoReturn:
+        """Raise Unsupported for a missing capability."""
+
+    @abstractmethod
+    def open_reader(self, name: str, start: Start = "earliest", *, isolation: Isolation = "appended") -> Any:
+        """Open a durable reader, also that of a task list; see `reader`."""
 
     @abstractmethod
     def remove_reader(self, name: str | int) -> None:
@@ -64,6 +75,8 @@ class LogTasks(HasTasks):
         return self.path
 
     def _task_sources(self, name: str, start: Any, is_ordered: bool, window: int) -> OneLog:
+        if "tasks" not in self.capabilities:
+            self._refuse("tasks")
         self.check_open()
         return OneLog(self, name, start, is_ordered, window)  # type: ignore[arg-type]
 
@@ -100,7 +113,8 @@ def open_source(
     path = log_task_file(log.path, worker.name)
     with _reader_of(log, worker.name, start) as reader:
         disk.make_directory(path.parent)
-        wanted = TaskHeader(worker.name, window, is_ordered, log.log_id)
+        wanted = TaskHeader(worker.name, window, is_ordered, log.log_id.ljust(16, b"\0"))
+        remove_other(path, wanted)
         file = TaskFile(path, wanted, reader.sequence, log.timeout)
         try:
             if file.header.is_ordered != is_ordered:
@@ -119,13 +133,15 @@ def open_source(
 def _reader_of(log: TaskLog, name: str, start: Any) -> Any:
     """Open the durable reader of a list. Workers have it open for moments only; another process has it for longer."""
     busy: list[ReaderBusy] = []
+    path = log_task_file(log.path, name)
+    until = system.port.monotonic() + CREATION
 
     def attempt() -> Any:
         try:
             return log.open_reader(name, start)
         except ReaderBusy as error:
             busy.append(error)
-            if system.port.look_up(log_task_file(log.path, name)) is None:
+            if system.port.monotonic() > until and system.port.look_up(path) is None:
                 raise
             return None
 

@@ -62,7 +62,7 @@ class TaskLog(Protocol):
     def open_reader(self, name: str, start: Any, *, isolation: Any = ...) -> Any: ...
 
 
-class Settings(Protocol):
+class TaskSettings(Protocol):
     """The settings of a worker that concern its tasks."""
 
     name: str
@@ -74,7 +74,7 @@ class Settings(Protocol):
 class TaskSource(Handle):
     """The tasks of one log. Threads share it: only `take` and `close` need the lock of the worker."""
 
-    def __init__(self, log: TaskLog, shard: Hashable, file: TaskFile, settings: Settings, make: Callable[..., Any] = Record) -> None:
+    def __init__(self, log: TaskLog, shard: Hashable, file: TaskFile, settings: TaskSettings, make: Callable[..., Any] = Record) -> None:
         """Enter the list as a worker. make: creates the records."""
         self.shard = shard
         self.log = log
@@ -91,7 +91,8 @@ class TaskSource(Handle):
         self._flushes.lock_fd = file.fd
         self._forward: Cursor | None = None  # at the first record that was not read yet
         self._back: Cursor | None = None  # at a record that was given out before
-        self._gap: Gap | None = None  # that was read ahead, and is the next item
+        self._gap: Gap | None = None  # that was read ahead, and is next
+        self.gaps: list[Gap] = []  # that the user was not told
         self._known = 0  # records below this sequence exist
         self._size = 1  # records to read ahead
         self._kept: dict[int, Any] = {}
@@ -158,17 +159,21 @@ class TaskSource(Handle):
 
     # Taking.
 
-    def take(self, most: int) -> list[Any]:
-        """Return up to `most` tasks, or Gaps; nothing if there is none now. Never waits for one."""
-        sequences = self._sequences
-        if not sequences:
-            count = self._claim(most)
-            if count == 0 and self._read_ahead(most):
-                gap, self._gap = self._gap, None
-                if gap is not None:
-                    return self._pass_gap(gap)
-                self._claim(most)
-        return self._returned() if sequences else []
+    def take(self, most: int) -> list[Task]:
+        """Return up to `most` tasks; nothing if there is none now. Never waits for one. Gaps are added to `gaps`."""
+        if not self._sequences:
+            self._claim(most)
+        found = self._returned() if self._sequences else []
+        while len(found) < most and self._read_ahead(most - len(found)):
+            gap, self._gap = self._gap, None
+            if gap is not None:
+                if not found:
+                    self._pass_gap(gap)
+                break
+            if not self._claim(most - len(found)):
+                break
+            found += self._returned()
+        return found
 
     def _claim(self, most: int) -> int:
         """Claim up to `most` tasks; return how many."""
@@ -180,7 +185,7 @@ class TaskSource(Handle):
             self.file.ring()
         return count
 
-    def _returned(self) -> list[Any]:
+    def _returned(self) -> list[Task]:
         """Return the claimed tasks with their records."""
         sequences, marks = self._sequences, self._marks
         records = [self._record(sequence) for sequence in sequences]
@@ -188,14 +193,14 @@ class TaskSource(Handle):
         self._sequences, self._marks = [], []
         return self._checked(found)
 
-    def _checked(self, tasks: list[Any]) -> list[Any]:
-        """Replace the tasks whose records are lost by Gaps, and move those with too many deliveries to the dead letters."""
+    def _checked(self, tasks: list[Task]) -> list[Task]:
+        """Return the tasks without those whose records are lost, and those that become dead letters."""
         found = []
         most = self.max_deliveries
         for task in tasks:
-            if task.record.__class__ is Gap:
+            if isinstance(task.record, Gap):
                 self.finish(task)
-                found.append(task.record)
+                self.gaps.append(task.record)
             elif task.mark & words.STATE == words.DYING:
                 self._bury(task, "its worker ended before it had stored the reason")
             elif most is not None and task.deliveries > most:
@@ -295,10 +300,11 @@ class TaskSource(Handle):
             del self._kept[next(iter(self._kept))]
         return count > 0
 
-    def _pass_gap(self, gap: Gap) -> list[Any]:
-        """Let the window continue after a Gap that was read ahead; return the part that this worker passed."""
+    def _pass_gap(self, gap: Gap) -> None:
+        """Let the window continue after a Gap that was read ahead; this worker gets the part that it passed."""
         reached = self.call(lambda: self.window.pass_over(gap.first, gap.last + 1))
-        return [Gap(gap.first, reached - 1, gap.reason, gap.log)] if reached > gap.first else []
+        if reached > gap.first:
+            self.gaps.append(Gap(gap.first, reached - 1, gap.reason, gap.path))
 
     # The end of a task.
 
@@ -402,7 +408,8 @@ class TaskSource(Handle):
             self.file.flush()
         except OSError as error:
             window.set_word(words.ERROR, error.errno or 5)
-            raise Poisoned(f"{self.file.path}: the flush to disk failed ({error}); stop the workers, and copy the log to a working disk") from error
+            what = f"the flush to disk failed ({error}); stop the workers, and copy the log to a working disk"
+            raise Poisoned(f"{self.file.path}: {what}") from error
         window.set_word(words.SYNCED, max(changes, window.word(words.SYNCED)))
 
     # Others.
@@ -458,7 +465,7 @@ class TaskSource(Handle):
     def _reading(self) -> Cursor:
         """Return the forward cursor, where the next record is expected."""
         after = self.window.word(words.NEXT)
-        if self._position() != after:
+        if self._position(after) != after:
             self._move_to(after)
         return self._cursor()
 

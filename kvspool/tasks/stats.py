@@ -33,7 +33,7 @@ class TaskStats(msgspec.Struct, frozen=True):
 
     shard: as text, of a shard set or a hub root. order: "key" or None. window: its size. low: the lowest sequence that is not acknowledged.
     next: the first sequence that was given to no worker; with an order, that was not admitted. taken, delayed, ready, held, dying: tasks
-    with a worker; given back with a delay that has not passed; given back, for any worker; behind another one with the same key; on the
+    with a worker; given back with a delay that has not passed; given back, for any worker; after another one with the same key; on the
     way to the dead letters. waits_for: why workers wait although there are records; empty if they don't. problem: why the list can't be
     read.
     """

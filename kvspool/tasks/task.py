@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import builtins
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import msgspec
 
 from kvspool.kernel.tasks_py import COUNT_AT, COUNTS
 from kvspool.record import Record
 
-if TYPE_CHECKING:
-    from kvspool.tasks.source import TaskSource
-
 T = TypeVar("T")
+
+
+class TaskHolder(Protocol):
+    """The worker's access to the log of a task."""
+
+    shard: Any
+
+    def ack(self, task: Task) -> None: ...
+
+    def ack_many(self, tasks: list[Task]) -> list[Task]: ...
+
+    def retry(self, task: Task, delay: float, error: str) -> None: ...
+
+    def reject(self, task: Task, reason: str) -> None: ...
+
+    def extend(self, task: Task, lease: float | None) -> None: ...
 
 
 class Task(msgspec.Struct, eq=False, gc=False):
@@ -27,7 +40,7 @@ class Task(msgspec.Struct, eq=False, gc=False):
     record: Record
     sequence: int
     mark: int
-    source: TaskSource
+    source: TaskHolder
     is_over: bool = False
 
     @property

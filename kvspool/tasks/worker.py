@@ -96,14 +96,14 @@ class TaskWorker(Handle):
             found = list(reading)
         return found + (self._present(most - 1, on_gap) if found and most > 1 else [])
 
-    def _present(self, most: int, on_gap: OnGap) -> list[Task]:
-        """Return the tasks that are there now, without Gaps."""
-        while True:
-            items = self.poll(most)
-            if not items or items[0].__class__ is Task:
-                return [one for one in items if one.__class__ is Task] if Gap in map(type, items) else items
+    def _present(self, most: int, on_gap: OnGap) -> list[Any]:
+        """Return the tasks that are there now; with "yield" perhaps one Gap."""
+        while (items := self.poll(most)) and items[0].__class__ is Gap:
             if on_gap == "raise":
                 raise GapError(items[0])
+            if on_gap == "yield":
+                break
+        return items
 
     def ack(self, task: Task) -> None:
         """Acknowledge a task; see `Task.ack`."""
@@ -149,22 +149,23 @@ class TaskWorker(Handle):
         return None if source is None else source.window.next_ahead(self.lease_ns, Task, source)
 
     def poll(self, most: int) -> list[Any]:
-        """Return up to `most` tasks, or Gaps, that are there now."""
-        source = self._only
+        """Return up to `most` tasks that are there now, or one Gap."""
+        source, quick = self._only, None
         if source is not None:
             quick = source.window.take_ahead(most, self.lease_ns, Task, source)
-            if quick is not None:
-                return quick  # type: ignore[no-any-return]
+            if quick is not None and len(quick) == most:
+                return quick
         with self._guard:
             if self._is_inside:
                 raise Reentered("a signal handler may not take tasks from a worker that takes some; let it use its own worker")
             self._is_inside = True
             try:
-                return self._poll(most)
+                return self._poll(most) if quick is None else quick + self._poll(most - len(quick))
             finally:
                 self._is_inside = False
 
     def _poll(self, most: int) -> list[Any]:
+        """Return up to `most` tasks of one source, or one Gap."""
         sources = self._sources
         if sources is None:
             sources = self._reopened()
@@ -177,6 +178,8 @@ class TaskWorker(Handle):
             if found:
                 self._turn = (self._turn + at + 1) % count
                 return found
+            if source.gaps:
+                return [source.gaps.pop(0)]
         if now >= self._look_after:
             self._look_after = now + POLL
             self._look()
