@@ -109,6 +109,13 @@ assert [LIST.offset(name) // 8 - tasks.GROUP for name in "flushes came began goa
 ]
 
 
+class Wanted(NamedTuple):
+    """The settings of a new list. window: slots for each log."""
+
+    window: int
+    is_ordered: bool
+
+
 class TaskHeader(NamedTuple):
     """A checked header."""
 

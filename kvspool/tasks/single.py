@@ -17,8 +17,8 @@ from kvspool.record import Record
 from kvspool.system import disk
 from kvspool.tasks import stats
 from kvspool.tasks.files import TaskFile, file_name, remove_other, workers_in
-from kvspool.tasks.layout import TaskHeader
-from kvspool.tasks.source import TaskLog, TaskSource
+from kvspool.tasks.layout import TaskHeader, Wanted
+from kvspool.tasks.source import Keeper, ReaderKeeper, TaskLog, TaskSource
 from kvspool.tasks.stats import TaskStats
 from kvspool.tasks.verb import HasTasks
 from kvspool.tasks.worker import TaskWorker
@@ -74,37 +74,38 @@ class LogTasks(HasTasks):
     def _task_path(self) -> Path:
         return self.path
 
-    def _task_sources(self, name: str, start: Any, is_ordered: bool, window: int) -> OneLog:
+    def _task_sources(self, name: str, start: Any, wanted: Wanted) -> OneLog:
         if "tasks" not in self.capabilities:
             self._refuse("tasks")
         self.check_open()
-        return OneLog(self, name, start, is_ordered, window)  # type: ignore[arg-type]
+        return OneLog(self, start, wanted)  # type: ignore[arg-type]
 
 
 class OneLog:
     """Opens the only source of a worker of a log; see `kvspool.tasks.worker.Sources`."""
 
-    def __init__(self, log: TaskLog, name: str, start: Any, is_ordered: bool, window: int) -> None:
+    def __init__(self, log: TaskLog, start: Any, wanted: Wanted) -> None:
         self._log = log
-        self._name = name
         self._start = start
-        self._is_ordered = is_ordered
-        self._window = window
+        self._wanted = wanted
 
     def open(self, worker: TaskWorker) -> list[TaskSource]:
         """Return the source."""
-        return [open_source(self._log, 0, worker, self._start, self._is_ordered, self._window)]
+        return [open_source(self._log, 0, worker, self._start, self._wanted)]
 
-    def more(self, worker: TaskWorker, sources: list[TaskSource]) -> list[TaskSource]:
-        """Return nothing."""
-        return []
+    def renewed(self, worker: TaskWorker, sources: list[TaskSource]) -> list[TaskSource]:
+        """Return the same ones."""
+        return sources
 
     def watch(self, watcher: Watcher) -> None:
         """Do nothing."""
 
+    def close(self) -> None:
+        """Do nothing."""
+
 
 def open_source(
-    log: TaskLog, shard: Hashable, worker: TaskWorker, start: Any, is_ordered: bool, window: int, make: Callable[..., Any] = Record
+    log: TaskLog, shard: Hashable, worker: TaskWorker, start: Any, wanted: Wanted, make: Callable[..., Any] = Record
 ) -> TaskSource:
     """Enter the task list of one log, which is created if there is none.
 
@@ -113,20 +114,35 @@ def open_source(
     path = log_task_file(log.path, worker.name)
     with _reader_of(log, worker.name, start) as reader:
         disk.make_directory(path.parent)
-        wanted = TaskHeader(worker.name, window, is_ordered, log.log_id.ljust(16, b"\0"))
-        remove_other(path, wanted)
-        file = TaskFile(path, wanted, reader.sequence, log.timeout)
-        try:
-            if file.header.is_ordered != is_ordered:
-                order = "with" if file.header.is_ordered else "without"
-                raise ValueError(f"the task list {worker.name!r} of {log.path} was created {order} an order by key; use the same one")
-            source = TaskSource(log, shard, file, worker, make)
-            source.moved_to(reader.sequence)
-        except BaseException:
-            file.close()
-            raise
+        source = enter(log, shard, worker, path, reader.sequence, wanted, ReaderKeeper(log, worker.name), make)
         if reader.sequence != reader.committed:
             reader.commit()
+    return source
+
+
+def enter(
+    log: TaskLog,
+    shard: Hashable,
+    worker: TaskWorker,
+    path: Path,
+    position: int,
+    wanted: Wanted,
+    keeper: Keeper,
+    make: Callable[..., Any] = Record,
+) -> TaskSource:
+    """Enter the task list in a file, which is created if there is none. position: of the durable reader."""
+    header = TaskHeader(worker.name, wanted.window, wanted.is_ordered, log.log_id.ljust(16, b"\0"))
+    remove_other(path, header)
+    file = TaskFile(path, header, position, log.timeout)
+    try:
+        if file.header.is_ordered != wanted.is_ordered:
+            order = "with" if file.header.is_ordered else "without"
+            raise ValueError(f"the task list {worker.name!r} of {log.path} was created {order} an order by key; use the same one")
+        source = TaskSource(log, shard, file, worker, keeper, make)
+        source.moved_to(position)
+    except BaseException:
+        file.close()
+        raise
     return source
 
 

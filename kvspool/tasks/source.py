@@ -48,7 +48,7 @@ class TaskLog(Protocol):
 
     path: Any
     timeout: float
-    durability: str
+    durability: Any
 
     @property
     def log_id(self) -> bytes: ...
@@ -56,6 +56,8 @@ class TaskLog(Protocol):
     def cursor(self, start: Any = ..., *, bounded: bool = ..., end: int | None = ...) -> Cursor: ...
 
     def end(self) -> int: ...
+
+    def has_vanished(self) -> bool: ...
 
     def flush_for_commit(self, sequence: int) -> None: ...
 
@@ -71,12 +73,46 @@ class TaskSettings(Protocol):
     dead_letters: DeadLetters
 
 
+class Keeper(Protocol):
+    """Stores the position of the durable reader of a list."""
+
+    def store(self, low: int) -> bool:
+        """Store a position, if it is later than the stored one, with the records before it on disk; False if that has to be later."""
+
+
+class ReaderKeeper:
+    """Stores the position of the durable reader of a log."""
+
+    def __init__(self, log: TaskLog, name: str) -> None:
+        self._log = log
+        self._name = name
+
+    def store(self, low: int) -> bool:
+        """Do as `Keeper.store`."""
+        try:
+            with self._log.open_reader(self._name, "earliest") as reader:
+                if reader.sequence < low:
+                    reader.seek(low)
+                    reader.commit()
+        except (ReaderBusy, LockTimeout):
+            return False
+        return True
+
+
 class TaskSource(Handle):
     """The tasks of one log. Threads share it: only `take` and `close` need the lock of the worker."""
 
-    def __init__(self, log: TaskLog, shard: Hashable, file: TaskFile, settings: TaskSettings, make: Callable[..., Any] = Record) -> None:
+    def __init__(
+        self,
+        log: TaskLog,
+        shard: Hashable,
+        file: TaskFile,
+        settings: TaskSettings,
+        keeper: Keeper,
+        make: Callable[..., Any] = Record,
+    ) -> None:
         """Enter the list as a worker. make: creates the records."""
-        self.shard = shard
+        self.shard: Any = shard
         self.log = log
         self.file = file
         self.window = file.window
@@ -85,6 +121,7 @@ class TaskSource(Handle):
         self.max_deliveries = settings.max_deliveries
         self._is_foreign = False  # in a forked child
         self._settings = settings
+        self._keeper = keeper
         self._make = make
         self._is_durable = log.durability == "disk"
         self._flushes = FlushGroup(self.window, file.memory, words.GROUP, layout.FLUSH_LOCK)
@@ -441,14 +478,11 @@ class TaskSource(Handle):
         began = system.port.monotonic()
         if low != self._kept_at and low > self.window.word(words.KEPT) and self.file.try_lock(layout.KEEP_LOCK):
             try:
-                with self.log.open_reader(self._settings.name, "earliest") as reader:
-                    if reader.sequence < low:
-                        reader.seek(low)
-                        reader.commit()
-                        self.window.set_word(words.SAFE, max(low, self.window.word(words.SAFE)))
-                self.window.set_word(words.KEPT, low)
-            except (ReaderBusy, LockTimeout):
-                low = self._kept_at  # later
+                if self._keeper.store(low):
+                    self.window.set_word(words.SAFE, max(low, self.window.word(words.SAFE)))
+                    self.window.set_word(words.KEPT, low)
+                else:
+                    low = self._kept_at  # later
             finally:
                 self.file.unlock(layout.KEEP_LOCK)
         self._kept_at = low

@@ -35,10 +35,10 @@ class HasTasks(ABC):
         name: as of a durable reader; the list has that reader's position. start: where a new list begins, as in `reader`; a durable reader
         of that name becomes a list that begins at its position. max_deliveries: after so many deliveries without an acknowledgement, a
         record becomes a dead letter; None: never. lease: seconds after which a task is given to another worker although this one lives;
-        None: never. order: "key": of records with the same key one at a time, and in order. window: most records between the lowest one
-        that is not acknowledged and the highest one that was given out, rounded up to a power of two; order and window are those with which
-        the list was created. dead_letters: path of the dead-letter log, or an open log; by default the path of this log with the list's
-        name and ".dead" added.
+        None: never. order: "key": of records with the same key one at a time, and in order. window: most records from the lowest one that
+        is not acknowledged to the highest one that was given out, rounded up to a power of two; many shards share it, with at least 64 for
+        each. order and window are those with which the list was created. dead_letters: path of the dead-letter log, or an open log; by
+        default the path of this log with the list's name and ".dead" added.
 
         Raises ReaderBusy while a durable reader or a group of that name is open, TooManyWorkers, ValueError, LockTimeout, Corruption,
         UnknownVersion, Unsupported, and the errors of `reader`. Raises PermissionError if this process may not write to the log.
@@ -47,7 +47,7 @@ class HasTasks(ABC):
             raise ValueError(f'order is "key" or None, not {order!r}')
         if max_deliveries is not None and not 1 <= max_deliveries <= 10_000:
             raise ValueError(f"max_deliveries is 1 to 10000, or None for no limit, not {max_deliveries}")
-        sources = self._task_sources(name, start, order == "key", layout.check_window(window))
+        sources = self._task_sources(name, start, layout.Wanted(layout.check_window(window), order == "key"))
         letters = DeadLetters(path_beside(self._task_path(), name) if dead_letters is None else dead_letters, name, self._task_path())
         return self._iterations.add(TaskWorker(name, sources, lease_ns(lease), max_deliveries, letters))
 
@@ -63,7 +63,7 @@ class HasTasks(ABC):
         """
 
     @abstractmethod
-    def _task_sources(self, name: str, start: Any, is_ordered: bool, window: int) -> Sources:
+    def _task_sources(self, name: str, start: Any, wanted: layout.Wanted) -> Sources:
         """Return the opener of the sources of a list."""
 
     @abstractmethod

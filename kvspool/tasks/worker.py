@@ -31,11 +31,14 @@ class Sources(Protocol):
     def open(self, worker: TaskWorker) -> list[TaskSource]:
         """Return the sources that exist, opened in this process."""
 
-    def more(self, worker: TaskWorker, sources: list[TaskSource]) -> list[TaskSource]:
-        """Return sources of shards that are new."""
+    def renewed(self, worker: TaskWorker, sources: list[TaskSource]) -> list[TaskSource]:
+        """Return the sources with those of new shards, and without those of removed ones, which are closed."""
 
     def watch(self, watcher: Watcher) -> None:
         """Let a watcher wake when there may be new shards."""
+
+    def close(self) -> None:
+        """Release what belongs to no source."""
 
 
 class TaskWorker(Handle):
@@ -188,7 +191,7 @@ class TaskWorker(Handle):
     def _look(self) -> None:
         """Look for new shards, and for workers that ended unnoticed."""
         assert self._sources is not None
-        self._use(self._sources + self._opening.more(self, self._sources))
+        self._use(self._opening.renewed(self, self._sources))
         for source in self._sources:
             source.reap(looks=True)
 
@@ -270,6 +273,7 @@ class TaskWorker(Handle):
                 finally:
                     for source in sources or ():
                         source.close()
+                    self._opening.close()
                     self.dead_letters.close()
 
     def end(self, why: str) -> None:
