@@ -78,7 +78,8 @@ class Log(Handle, LogGroups, LogTasks, ABC):
     HELPERS = frozenset(
         """
         always_has_id append_prepared check_open columns_of cursor displace_reader end extent_files flush_for_commit has_checksums
-        lag limits open_reader open_to_write prepare prepare_columns read_log_id records_from refuse_task_name remove_reader room sequence_at
+        lag limits open_reader open_to_write prepare prepare_columns read_log_id records_from refuse_task_name remove_reader room
+        sequence_at
         """.split()
     )
     always_has_id = True  # since it was created
@@ -440,8 +441,7 @@ class Log(Handle, LogGroups, LogTasks, ABC):
         PermissionError if this process may not write to the log; `read` and `follow` still work.
         """
         self.refuse_task_name(name)
-        reader: Reader = self.open_reader(name, start, isolation=isolation)
-        return reader
+        return self.open_reader(name, start, isolation=isolation)  # type: ignore[no-any-return]
 
     def flush_for_commit(self, sequence: int) -> None:
         """Flush the records below a sequence, for a reader that is about to commit it. Raises Poisoned.

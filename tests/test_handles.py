@@ -168,9 +168,9 @@ SHOWN = {
     "put put_many put_nowait qsize stats sync timeout",
     "shards": """append append_arrow append_many bits capabilities close closed create extent follow follow_async
         forget_producers get group groups last open path prefix producer producers read read_values
-        reset_group retire_producers root shard_of shards stats sync view writer""",
+        reset_group retire_producers root shard_of shards stats sync view writer delete_tasks task_stats tasks""",
     "hub": """client clients close closed create create_client delete_reader extent follow follow_async get group
-        groups held last open path read read_values reader readers reset_group stats view""",
+        groups held last open path read read_values reader readers reset_group stats view delete_tasks task_stats tasks""",
 }
 
 

@@ -281,7 +281,7 @@ class HubRoot(MergedLogs[Key, HubRecord, datetime]):
         """Open the durable reader `name`: it keeps a position in every shard, resumes there next time, and is open only once.
 
         name: up to 200 letters, digits and _ @ . -, not beginning with . or -. start: where a new reader begins in the existing clients, as
-        in `read`; later clients are read from their earliest record. isolation: as in `read`. Raises ReaderBusy (which names the holder; also for a task list),
+        in `read`; later clients are read from their earliest record. isolation: as in `read`. Raises ReaderBusy (which names the holder),
         Corruption (its positions are damaged), ValueError, ShardError, or the system's OSError.
         """
         self._check_open()

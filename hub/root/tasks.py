@@ -80,7 +80,7 @@ class HubSources(Handle):
             raise
 
     def _begin(self) -> None:
-        """Store the positions of a new list, so that it keeps its records. Raises ReaderBusy for a reader that is moved over the network."""
+        """Store the positions of a new list, which keep its records. Raises ReaderBusy for a reader that is moved over the network."""
         stored = positions.load(self._path)
         if stored is None:
             places = {key: place_of(path, log, log.sequence_at(self._start)) for key, path, log in self._root.logs(passes_damaged=True)}
@@ -181,7 +181,7 @@ class _Locked(Handle):
 
 
 class _ShardKeeper:
-    """Stores the position in one shard; see `kvspool.tasks.source.Keeper`."""
+    """Stores the position in one shard; see `kvspool.tasks.source.PositionKeeper`."""
 
     def __init__(self, kept: _Kept, key: Key, path: Path, log: Log) -> None:
         self._kept = kept
@@ -198,7 +198,7 @@ class _ShardKeeper:
         return place.sequence
 
     def store(self, low: int) -> bool:
-        """Do as `Keeper.store`."""
+        """Do as `PositionKeeper.store`."""
         self._log.flush_for_commit(low)
         return self._kept.store(self._key, place_of(self._path, self._log, low))
 

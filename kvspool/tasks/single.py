@@ -18,7 +18,7 @@ from kvspool.system import disk
 from kvspool.tasks import stats
 from kvspool.tasks.files import TaskFile, file_name, remove_other, workers_in
 from kvspool.tasks.layout import TaskHeader, Wanted
-from kvspool.tasks.source import Keeper, ReaderKeeper, TaskLog, TaskSource
+from kvspool.tasks.source import PositionKeeper, ReaderKeeper, TaskLog, TaskSource
 from kvspool.tasks.stats import TaskStats
 from kvspool.tasks.verb import HasTasks
 from kvspool.tasks.worker import TaskWorker
@@ -127,7 +127,7 @@ def enter(
     path: Path,
     position: int,
     wanted: Wanted,
-    keeper: Keeper,
+    keeper: PositionKeeper,
     make: Callable[..., Any] = Record,
 ) -> TaskSource:
     """Enter the task list in a file, which is created if there is none. position: of the durable reader."""

@@ -73,7 +73,7 @@ class TaskSettings(Protocol):
     dead_letters: DeadLetters
 
 
-class Keeper(Protocol):
+class PositionKeeper(Protocol):
     """Stores the position of the durable reader of a list."""
 
     def store(self, low: int) -> bool:
@@ -88,7 +88,7 @@ class ReaderKeeper:
         self._name = name
 
     def store(self, low: int) -> bool:
-        """Do as `Keeper.store`."""
+        """Do as `PositionKeeper.store`."""
         try:
             with self._log.open_reader(self._name, "earliest") as reader:
                 if reader.sequence < low:
@@ -108,7 +108,7 @@ class TaskSource(Handle):
         shard: Hashable,
         file: TaskFile,
         settings: TaskSettings,
-        keeper: Keeper,
+        keeper: PositionKeeper,
         make: Callable[..., Any] = Record,
     ) -> None:
         """Enter the list as a worker. make: creates the records."""

@@ -801,3 +801,37 @@ def test_the_number_of_workers_is_limited(spool: Any, monkeypatch: pytest.Monkey
     monkeypatch.setattr(layout, "MOST_WORKERS", 2)
     with spool.tasks("t"), spool.tasks("t"), pytest.raises(TooManyWorkers):
         spool.tasks("t")
+
+
+# Names of logs.
+
+
+def test_a_renamed_log_keeps_its_task_lists_and_a_deleted_one_takes_them_along(tmp_path: Path) -> None:
+    for kind in ("spool", "kvj", "sej"):
+        path, new = tmp_path / f"log-{kind}", tmp_path / f"new-{kind}"
+        with create(path, kind) as log:
+            append(log, 10)
+            with log.tasks("t") as worker:
+                tasks = worker.take(10)
+                worker.ack_many(tasks[1:])
+                for attempt in (lambda: kvspool.rename(path, new), lambda: kvspool.delete(path)):  # noqa: B023
+                    with pytest.raises(kvspool.errors.LogInUse, match="in use|task list"):
+                        attempt()
+        kvspool.rename(path, new)
+        assert not log_task_file(path, "t").exists()
+        with kvspool.open(new) as log, log.tasks("t") as worker:
+            assert values(worker.take(10)) == [0]
+        kvspool.delete(new)
+        assert [name.name for name in tmp_path.iterdir() if kind in name.name] == []
+
+
+def test_a_deleted_log_leaves_no_task_list(log: Any) -> None:
+    append(log, 3)
+    path = log.path
+    with log.tasks("t") as worker:
+        worker.take(1)
+    with log.group("g") as member:
+        member.attend()
+    log.close()
+    kvspool.delete(path)
+    assert list(path.parent.iterdir()) == []
