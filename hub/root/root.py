@@ -34,7 +34,7 @@ from hub.root.records import HubRecord
 from hub.root.shards import OpenCursor
 from kvspool import LogStats, Record, system
 from kvspool.engine.iteration import Iterations
-from kvspool.errors import Closed, KvspoolError, LogExists, LogNotFound, NoSuchReader, NotALog
+from kvspool.errors import Closed, KvspoolError, LogExists, LogNotFound, NoSuchReader, NotALog, Unsupported
 from kvspool.groups.files import SUFFIX
 from kvspool.groups.layout import MOST_SHARDS
 from kvspool.groups.stats import GroupStats
@@ -310,6 +310,10 @@ class HubRoot(MergedLogs[Key, HubRecord, datetime]):
         self._check_open()
         tasks.delete(self.path, name)
         delete(self.path, name)
+
+    def requeue(self, name: str, dead_letters: Any = None) -> int:
+        self._check_open()
+        raise Unsupported("hub root", "requeue", "append the records at their client, or to its shards, which `client` opens")
 
     def _task_path(self) -> Path:
         return self.path

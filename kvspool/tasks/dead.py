@@ -19,7 +19,7 @@ import msgspec
 from kvspool import system
 from kvspool.importing import import_whole
 from kvspool.kernel import tasks_py as words
-from kvspool.record import Codec, plain
+from kvspool.record import Codec, decode, plain
 from kvspool.system import holders
 from kvspool.system.handles import Handle
 from kvspool.tasks import layout
@@ -168,11 +168,43 @@ def path_beside(path: Path, name: str) -> Path:
     return path.with_name(f"{path.name}.{safe}.dead")
 
 
-def listed(path: Path) -> list[tuple[int, DeadLetter]]:
-    """Return the dead letters that were not put back: their sequences in the dead-letter log, and their values; none without a log."""
-    logs = import_whole("kvspool.opening.logs")
-    if not path.exists():
+def listed(path: Path) -> list[DeadLetter]:
+    """Return the dead letters in the log at a path that were not put back; none without a log."""
+    if system.port.look_up(path) is None:
         return []
-    with closing(logs.open(path)) as log:
-        start = max((one.sequence or 0 for one in log.readers() if one.name == PUT_BACK), default=0)
-        return [(record.sequence, record.decode(DeadLetter)) for record in log.read(max(start, log.extent()[0]), on_gap="skip")]
+    with closing(import_whole("kvspool.opening.logs").open(path)) as dead:
+        start = max((one.sequence or 0 for one in dead.readers() if one.name == PUT_BACK), default=0)
+        return [record.decode(DeadLetter) for record in dead.read(max(start, dead.extent()[0]), on_gap="skip")]
+
+
+def put_back(log: Any, path: Path, name: str) -> int:
+    """Append the records of the dead letters at a path to a log, or to a shard set, and return how many.
+
+    A durable reader of the dead-letter log notes which were put back. With producers each one is appended once, whatever is killed.
+    """
+    if system.port.look_up(path) is None:
+        return 0
+    count = 0
+    with closing(import_whole("kvspool.opening.logs").open(path)) as dead, dead.reader(PUT_BACK) as reader:
+        append = _appending(log, f"requeue {name} {dead.log_id.hex()}")
+        for record in reader.read(on_gap="skip"):
+            letter = record.decode(DeadLetter)
+            if letter.tasks == name:
+                append(record.sequence, decode(letter.value, letter.codec, letter.sequence), _marked(log, record))
+                count += 1
+            reader.commit()
+    return count
+
+
+def _appending(log: Any, producer: str) -> Callable[[int, Any, dict[str, Any]], object]:
+    """Return a function that appends a value with a number, a key and a type."""
+    if "producers" not in log.capabilities:
+        return lambda number, value, marks: log.append(value, durable=True, **marks)
+    appender = log.producer(producer)
+
+    def append(number: int, value: Any, marks: dict[str, Any]) -> None:
+        keys = [marks["key"]] if "key" in marks else None
+        kinds = {"type": marks["type"]} if "type" in marks else {}
+        appender.append_many([value], batch=number, keys=keys, durable=True, **kinds)
+
+    return append

@@ -10,6 +10,7 @@ import msgspec
 
 from kvspool.kernel.tasks_py import COUNT_AT, COUNTS
 from kvspool.record import Record
+from kvspool.system import logger
 
 T = TypeVar("T")
 
@@ -33,7 +34,8 @@ class TaskHolder(Protocol):
 class Task(msgspec.Struct, eq=False, gc=False):
     """A record that was given to this worker, and to no other living one.
 
-    `with task:` acknowledges it at the end of the block, and gives it back for a retry if the block raises. record: see `kvspool.Record`.
+    `with task:` acknowledges it at the end of the block. If the block raises an Exception, that is logged, the task is given back for a
+    retry, and the program continues after the block. Others, such as KeyboardInterrupt, also give it back, and are raised. record: see `kvspool.Record`.
     sequence: of the record. mark: proof that the task is this worker's. is_over: whether it was acknowledged, given back or rejected here.
     """
 
@@ -113,11 +115,17 @@ class Task(msgspec.Struct, eq=False, gc=False):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: builtins.type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+    def __exit__(self, kind: builtins.type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
         if kind is None:
             self.source.ack(self)
-        else:
-            self.source.retry(self, 0.0, describe(kind, error))
+            return False
+        self.source.retry(self, 0.0, describe(kind, error))
+        if not issubclass(kind, Exception):
+            return False
+        import traceback
+
+        logger.warn("record %d was given back for a retry:\n%s", self.sequence, "".join(traceback.format_exception(error)).rstrip())
+        return True
 
 
 def describe(kind: builtins.type[BaseException], error: BaseException | None) -> str:

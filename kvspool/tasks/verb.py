@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from kvspool.engine.iteration import Iterations
 from kvspool.tasks import layout
-from kvspool.tasks.dead import DeadLetters, path_beside
+from kvspool.tasks.dead import DeadLetter, DeadLetters, listed, path_beside, put_back
 from kvspool.tasks.source import lease_ns
 from kvspool.tasks.stats import TaskStats
 from kvspool.tasks.worker import Sources, TaskWorker
@@ -61,6 +61,18 @@ class HasTasks(ABC):
 
         Raises NoSuchReader; ReaderBusy while it has workers.
         """
+
+    def dead_letters(self, name: str, dead_letters: Any = None) -> list[DeadLetter]:
+        """Return the dead letters of a task list that were not put back. dead_letters: path of their log, as in `tasks`."""
+        return listed(path_beside(self._task_path(), name) if dead_letters is None else Path(dead_letters))
+
+    def requeue(self, name: str, dead_letters: Any = None) -> int:
+        """Append the records of the dead letters of a task list to the log again, and return how many. Each is put back once.
+
+        dead_letters: path of their log, as in `tasks`. In logs without producers a crash may put one record back twice. Raises Unsupported
+        for a hub root, ReaderBusy while another process does the same, and the errors of `append`.
+        """
+        return put_back(self, path_beside(self._task_path(), name) if dead_letters is None else Path(dead_letters), name)
 
     @abstractmethod
     def _task_sources(self, name: str, start: Any, wanted: layout.Wanted) -> Sources:
