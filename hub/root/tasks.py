@@ -1,7 +1,8 @@
 """The task lists of a hub root: one window for each shard, and workers that take tasks of all of them in turn.
 
-The files of a list are in a directory next to the positions of the durable reader with its name: one for each shard, with the name of the
-shard's directory. Workers hold that reader's lock together, so it can't be open at the same time. They store its positions for retention.
+The files of a list are in a directory next to the positions of the durable reader with its name. There is one for each shard, with the name
+of the shard's directory. Workers hold that reader's lock together, so it can't be open at the same time. They store its positions for
+retention.
 """
 
 from __future__ import annotations

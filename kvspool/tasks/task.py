@@ -35,8 +35,10 @@ class Task(msgspec.Struct, eq=False, gc=False):
     """A record that was given to this worker, and to no other living one.
 
     `with task:` acknowledges it at the end of the block. If the block raises an Exception, that is logged, the task is given back for a
-    retry, and the program continues after the block. Others, such as KeyboardInterrupt, also give it back, and are raised. record: see `kvspool.Record`.
-    sequence: of the record. mark: proof that the task is this worker's. is_over: whether it was acknowledged, given back or rejected here.
+    retry, and the program continues after the block. Others, such as KeyboardInterrupt, also give it back, and are raised.
+
+    record: see `kvspool.Record`. sequence: of the record. mark: proof that the task is this worker's. is_over: whether it was acknowledged,
+    given back or rejected here.
     """
 
     record: Record
