@@ -114,7 +114,8 @@ def test_dead_letters_are_next_to_the_root(subject: Subject) -> None:
     with kvspool.open(subject.path.with_name("root.t.dead")) as dead:
         (letter,) = [record.decode(DeadLetter) for record in dead.read()]
     assert letter.value == tasks[0].value
-    assert letter.shard == ("A/%d" % tasks[0].record.shard if subject.is_hub else "%d" % tasks[0].record.shard)
+    number = tasks[0].record.shard
+    assert letter.shard == (f"A/{number}" if subject.is_hub else f"{number}")
 
 
 def test_a_list_resumes_and_can_be_deleted(subject: Subject) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import signal
 import stat
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults import FailingPort
 from task_processes import KINDS, create, process
 
 import kvspool
@@ -341,35 +339,6 @@ def test_dead_letters_go_to_a_given_log_with_key_and_type(tmp_path: Path) -> Non
         (record,) = dead.read()
         assert (record.key, record.type) == (b"k", 3)
         assert record.decode(DeadLetter).value == b'{"a":1}'
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_move_is_finished_by_others_if_its_worker_ends_at_any_system_call(tmp_path: Path) -> None:
-    """The worker ends at each call of the port during a rejection; there is always exactly one dead letter."""
-    for at in range(1, 300):
-        path = tmp_path / f"log{at}"
-        with create(path, "spool") as log:
-            append(log, 2)
-            worker = log.tasks("t")
-            tasks = worker.take(2)
-            with system.replaced(FailingPort(at, errno.EIO, every=True)) as port:
-                try:
-                    tasks[0].reject("no good")
-                except (OSError, kvspool.KvspoolError):
-                    pass
-            worker._sources[0].file.close()  # as the kernel does at the end of a process
-            with log.tasks("t") as other:
-                found = other.take(2)
-                for task in found:
-                    if task.sequence == 0:
-                        task.reject("no good")
-                    else:
-                        task.ack()
-            assert len(letters(log)) == 1, f"ended at call {at}"
-            assert log.task_stats()[0].low == 2
-            if not port.failed:
-                return
-    pytest.fail("the rejection has too many calls")
 
 
 # Order by key.

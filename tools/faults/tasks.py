@@ -11,7 +11,8 @@ after its acknowledgement or rejection. A worker ends with an error, and so does
 - with --order: if a record with the same key is being handled, or a later one of the key was acknowledged.
 
 At the end all workers are killed, and a last one handles the rest. Then every record must have been acknowledged, or be in the dead-letter
-log, where each rejected one is exactly once. With --lease, a record may have ended before a late worker begins with it: its calls raise LeaseLost.
+log, where each rejected one is exactly once. With --lease, a record may have ended before a late worker begins with it. Its calls raise
+LeaseLost then.
 """
 
 from __future__ import annotations
