@@ -22,12 +22,13 @@ from setuptools.errors import CompileError
 IS_REQUIRED = os.environ.get("KVSPOOL_REQUIRE_EXTENSIONS") == "1"
 
 STEMS = {
-    "kvspool": ("chunks", "fflg", "fixed", "frames", "group", "kvj", "lock", "sej", "tail", "wakeups"),
+    "kvspool": ("chunks", "fflg", "fixed", "frames", "group", "kvj", "lock", "sej", "tail", "tasks", "wakeups"),
     "shard": ("hash", "merge"),
 }
 PARTS = {  # of a module: further sources, each one after those that it imports
     "frames": ("ring", "reader", "batch", "end", "writer", "single", "scanner"),
     "merge": ("following",),
+    "tasks": ("taking",),
 }
 
 

@@ -37,6 +37,8 @@
     |-- TooManyReaders          every reader slot is in use
     |-- Revoked                 a silent member of a group has lost its shards
     |-- TooManyMembers          a group has its largest number of members
+    |-- LeaseLost               a task is no longer its worker's
+    |-- TooManyWorkers          a task list has its largest number of workers
     |-- BatchChanged            a partly stored batch was repeated with other records
     |-- BatchOutOfOrder         a batch before the last begun one (also ValueError)
     |-- TooManyPieces           a batch was interrupted too often
@@ -356,6 +358,25 @@ class Revoked(KvspoolError):
 
 class TooManyMembers(KvspoolError):
     """A group has its largest number of members, or of shards. Nothing was changed; let a member leave, or use another group."""
+
+    exit_code = 8
+
+
+class LeaseLost(KvspoolError):
+    """A task is no longer this worker's: its lease ended and another worker got it, or it was taken before a fork.
+
+    The late call had no effect. `sequences`: of the lost tasks. Continue with other tasks; undo the effect, if it must not happen twice.
+    """
+
+    exit_code = 6
+
+    def __init__(self, message: str, sequences: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.sequences = sequences
+
+
+class TooManyWorkers(KvspoolError):
+    """A task list has its largest number of workers. Nothing was changed; close a worker, or use another list."""
 
     exit_code = 8
 

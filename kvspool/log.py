@@ -24,6 +24,7 @@ from kvspool.options import Isolation, OnGap, Start, check_sequence
 from kvspool.producers import Producer, ProducerStats
 from kvspool.record import Codec, Record
 from kvspool.system.handles import Handle
+from kvspool.tasks.single import LogTasks
 from kvspool.writer import Writer
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ CAPABILITIES = {
     "producers": "only spools and kvj journals have them",
     "rename": "its settings are in a second directory: copy it to the new path, and delete it",
     "resize": "a journal grows as it is filled; `trim` makes it smaller",
+    "tasks": "its sequences may be used again after a rewind; use a spool, kvj, sej or fflg",
     "timestamps": "start from a sequence, or use a spool, kvj or sej",
     "trim": "a spool overwrites its oldest records automatically; `resize` makes it smaller",
     "types": "store the type in the value, or use a spool, kvj or sej",
@@ -66,7 +68,7 @@ def unsupported(kind: str, capability: str) -> Unsupported:
 TRIES = 5  # reads of the last records, which rewinds may take back at that moment
 
 
-class Log(Handle, LogGroups, ABC):
+class Log(Handle, LogGroups, LogTasks, ABC):
     """A handle of one log. Get it from `kvspool.create` or `kvspool.open`.
 
     Several threads may use it at once. It survives a fork: the child opens its own files on first use. `with` closes it. An empty log is
@@ -76,7 +78,8 @@ class Log(Handle, LogGroups, ABC):
     HELPERS = frozenset(
         """
         always_has_id append_prepared check_open columns_of cursor displace_reader end extent_files flush_for_commit has_checksums
-        lag limits open_to_write prepare prepare_columns read_log_id records_from room sequence_at
+        lag limits open_reader open_to_write prepare prepare_columns read_log_id records_from refuse_task_name remove_reader room
+        sequence_at
         """.split()
     )
     always_has_id = True  # since it was created
@@ -429,15 +432,16 @@ class Log(Handle, LogGroups, ABC):
 
     # Durable readers.
 
-    @abstractmethod
     def reader(self, name: str, start: Start = "earliest", *, isolation: Isolation = "appended") -> Reader:
         """Open the durable reader `name`: its position is stored in the log, and it is open only once at a time.
 
         name: in a spool, 1 to 64 bytes of UTF-8 without control characters; in a journal, a file's name. start: where a new reader begins,
         as in `read`; an existing one continues after its last `commit`. isolation: as in `read`. Raises ReaderBusy while it is open
-        elsewhere, TooManyReaders, Corruption (its position is damaged), OutOfRange, ValueError, LockTimeout. Raises PermissionError if this
-        process may not write to the log; `read` and `follow` still work.
+        elsewhere, and for a task list; TooManyReaders, Corruption (its position is damaged), OutOfRange, ValueError, LockTimeout. Raises
+        PermissionError if this process may not write to the log; `read` and `follow` still work.
         """
+        self.refuse_task_name(name)
+        return self.open_reader(name, start, isolation=isolation)  # type: ignore[no-any-return]
 
     def flush_for_commit(self, sequence: int) -> None:
         """Flush the records below a sequence, for a reader that is about to commit it. Raises Poisoned.
@@ -449,13 +453,14 @@ class Log(Handle, LogGroups, ABC):
     def readers(self) -> list[ReaderStats]:
         """Return the state of each durable reader: name, position, lag, whether it is open."""
 
-    @abstractmethod
     def delete_reader(self, name: str | int) -> None:
         """Delete a durable reader; a new one of the same name has no stored position. A damaged one of a spool can be named by its slot
         number.
 
-        Raises NoSuchReader, ReaderBusy while it is open; PermissionError if this process may not write to the log.
+        Raises NoSuchReader, ReaderBusy while it is open, or is a task list; PermissionError if this process may not write to the log.
         """
+        self.refuse_task_name(name)
+        self.remove_reader(name)
 
     # Maintenance.
 

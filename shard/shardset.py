@@ -13,7 +13,7 @@ import operator
 import os
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from msgspec import structs
 import kvspool
 from kvspool import LogStats, Record, system
 from kvspool.engine.iteration import Iterations
-from kvspool.errors import DO_NOT_REPEAT, Closed, KvspoolError, LogExists, LogNotFound, NotDurable, appended_by
+from kvspool.errors import DO_NOT_REPEAT, Closed, KvspoolError, LogExists, LogNotFound, NoSuchReader, NotDurable, appended_by
 from kvspool.groups.share import file_name
 from kvspool.groups.single import lag_of
 from kvspool.groups.stats import GroupStats, group_files, look
@@ -34,6 +34,8 @@ from kvspool.producers import ProducerStats
 from kvspool.record import Codec, listed
 from kvspool.system import disk
 from kvspool.system.handles import close_all
+from kvspool.tasks.layout import Wanted
+from kvspool.tasks.stats import TaskStats
 from shard import descriptors, route
 from shard.errors import AppendedToSomeShards, ConflictingShardSets, TooFewDescriptors
 from shard.groups import ShardSetShare, reset
@@ -43,6 +45,8 @@ from shard.merge import Merge
 from shard.merged import Log, MergedLogs, moved
 from shard.place import Place
 from shard.producers import ShardProducer
+from shard.tasks import ShardSources
+from shard.tasks import listing as task_listing
 from shard.writer import ShardSetWriter
 
 if TYPE_CHECKING:
@@ -326,6 +330,29 @@ class ShardSet(Spread, MergedLogs[int, ShardRecord, datetime | Mapping[int, int]
         if isinstance(start, int):
             raise ValueError(f"each shard has its own sequences: start must be a mapping such as {{0: {start}}}, not {start}")
         return ShardSetShare(self.shards, name, start, isolation, lambda index: placed(ShardRecord, index))
+
+    # Tasks.
+
+    def task_stats(self) -> list[TaskStats]:
+        self._check_open()
+        return task_listing(self.shards, str)
+
+    def delete_tasks(self, name: str) -> None:
+        self._check_open()
+        if not any(one.name == name for one in self.task_stats()):
+            raise NoSuchReader(f"{self.root} has no task list {name!r}")
+        for log in self.shards:
+            with suppress(NoSuchReader):  # it was created while shards were missing
+                log.delete_tasks(name)
+
+    def _task_path(self) -> Path:
+        return self.root
+
+    def _task_sources(self, name: str, start: Start, wanted: Wanted) -> ShardSources:
+        self._check_open()
+        if isinstance(start, int):
+            raise ValueError(f"each shard has its own sequences: start must be a mapping such as {{0: {start}}}, not {start}")
+        return ShardSources(self.root, self.shards, start, wanted, lambda index: placed(ShardRecord, index))
 
     def _fill(self, merge: M, start: Start, bounded: bool, isolation: Isolation) -> M:
         if isinstance(start, int):

@@ -37,11 +37,13 @@ ON_BOTH_TWINS = (
     "queue/*",
     "shard/*",
     "spool/*",
+    "tasks/*",
     "hub/test_hub_reader_model.py",
     "hub/test_root.py",
     *(f"test_{name}.py" for name in "closing forks hazards keyed locks pool seek_time wakeups".split()),
 )
 ONCE = (
+    *(f"tasks/test_{name}.py" for name in "dead_letters shared_tasks task_commands task_examples tasks_storm".split()),
     *(f"processes/test_{name}.py" for name in "crash_points file_images producers_storm".split()),
     *(f"shard/test_{name}.py" for name in "descriptors journals route shard_cli shard_producers".split()),
     *(f"spool/test_{name}.py" for name in "checkpoints epochs format making spool_files rates repair resize restored salvage".split()),
@@ -58,6 +60,7 @@ LONG = (
     *(f"spool/test_{name}.py" for name in "damage recovery".split()),
     "model/test_protocol.py",
     *(f"test_{name}.py" for name in "bench bench_cases cluster faults flights fuzz operation packaging spark_cluster typing".split()),
+    "tasks/test_tasks_storm.py",
 )
 LONG_NAMES = re.compile("kill|flipped")  # so are tests that kill a process again and again, or flip each bit
 CHOOSES_ITS_TWIN = {"interpreted", "twin", "loops"}  # a test that has one of these fixtures takes the interpreted loops in any run

@@ -154,8 +154,9 @@ def test_plain_values_are_copied_and_pickled_as_before(tmp_path: Path) -> None:
 
 WRITING = "append append_arrow append_many writer producer producers forget_producers retire_producers sync"
 READING = "read read_values read_arrow follow follow_async get last view extent reader readers delete_reader group groups reset_group"
+TASKS = "tasks task_stats delete_tasks dead_letters requeue"
 KEEPING = "stats verify repair trim retention set_retention archive unarchive resize export close closed has_vanished"
-LOG = f"{WRITING} {READING} {KEEPING} kind capabilities log_id path timeout durability sync_interval"
+LOG = f"{WRITING} {READING} {TASKS} {KEEPING} kind capabilities log_id path timeout durability sync_interval"
 JOURNAL = "append_batch consumers ensure_log_id format torn trim_error"
 SHOWN = {
     "spool": f"{LOG} capacity decode recovery",
@@ -167,9 +168,11 @@ SHOWN = {
     "put put_many put_nowait qsize stats sync timeout",
     "shards": """append append_arrow append_many bits capabilities close closed create extent follow follow_async
         forget_producers get group groups last open path prefix producer producers read read_values
-        reset_group retire_producers root shard_of shards stats sync view writer""",
+        reset_group retire_producers root shard_of shards stats sync view writer
+        dead_letters delete_tasks requeue task_stats tasks""",
     "hub": """client clients close closed create create_client delete_reader extent follow follow_async get group
-        groups held last open path read read_values reader readers reset_group stats view""",
+        groups held last open path read read_values reader readers reset_group stats view
+        dead_letters delete_tasks requeue task_stats tasks""",
 }
 
 

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from hub.client_ids import check_client
-from hub.root import positions
+from hub.root import positions, tasks
 from hub.root.following import FollowingRoot
 from hub.root.groups import HubShare
 from hub.root.groups import listing as group_listing
@@ -34,7 +34,7 @@ from hub.root.records import HubRecord
 from hub.root.shards import OpenCursor
 from kvspool import LogStats, Record, system
 from kvspool.engine.iteration import Iterations
-from kvspool.errors import Closed, KvspoolError, LogExists, LogNotFound, NoSuchReader, NotALog
+from kvspool.errors import Closed, KvspoolError, LogExists, LogNotFound, NoSuchReader, NotALog, Unsupported
 from kvspool.groups.files import SUFFIX
 from kvspool.groups.layout import MOST_SHARDS
 from kvspool.groups.stats import GroupStats
@@ -42,6 +42,8 @@ from kvspool.options import TIMEOUT, Isolation, OnGap
 from kvspool.spool.format import CONTROL_FILE
 from kvspool.system import disk
 from kvspool.system.handles import close_all
+from kvspool.tasks.layout import Wanted
+from kvspool.tasks.stats import TaskStats
 from shard import ShardSet, TooFewDescriptors, descriptors, route
 from shard.kernel.merge import placed
 from shard.merge import UNREADABLE, FollowingMerge, Merge
@@ -269,6 +271,7 @@ class HubRoot(MergedLogs[Key, HubRecord, datetime]):
 
     def _group_file(self, name: str) -> tuple[Path, int]:
         self._check_open()
+        tasks.refuse_task_name(self.path, name)
         return positions.make_directory(self.path) / positions.path_of(self.path, name).with_suffix(SUFFIX).name, MOST_SHARDS
 
     def _share_of(self, name: str, start: str | datetime, isolation: Isolation) -> HubShare:
@@ -282,6 +285,7 @@ class HubRoot(MergedLogs[Key, HubRecord, datetime]):
         Corruption (its positions are damaged), ValueError, ShardError, or the system's OSError.
         """
         self._check_open()
+        tasks.refuse_task_name(self.path, name)
         with descriptors.for_logs(self.path, self._most):
             return self._iterations.add(HubReader(self, name, _checked_start(start), isolation))
 
@@ -291,9 +295,32 @@ class HubRoot(MergedLogs[Key, HubRecord, datetime]):
         return listing(self)
 
     def delete_reader(self, name: str) -> None:
-        """Delete a durable reader. Raises NoSuchReader, ReaderBusy while it is open, ValueError."""
+        """Delete a durable reader. Raises NoSuchReader, ReaderBusy while it is open, or is a task list, ValueError."""
         self._check_open()
+        tasks.refuse_task_name(self.path, name)
         delete(self.path, name)
+
+    # Tasks.
+
+    def task_stats(self) -> list[TaskStats]:
+        self._check_open()
+        return tasks.listing(self.path)
+
+    def delete_tasks(self, name: str) -> None:
+        self._check_open()
+        tasks.delete(self.path, name)
+        delete(self.path, name)
+
+    def requeue(self, name: str, dead_letters: Any = None) -> int:
+        self._check_open()
+        raise Unsupported("hub root", "requeue", "append the records at their client, or to its shards, which `client` opens")
+
+    def _task_path(self) -> Path:
+        return self.path
+
+    def _task_sources(self, name: str, start: str | datetime, wanted: Wanted) -> tasks.HubSources:
+        self._check_open()
+        return tasks.HubSources(self, name, _checked_start(start), wanted)
 
     def held(self, client: str, index: int) -> int | None:
         """Return the lowest sequence of a shard that a durable reader has yet to read, as of its last commit; None without readers.

@@ -20,7 +20,7 @@ TASKS = 64  # small ranges are combined into about as many tasks
 
 
 @dataclass(frozen=True)
-class Task(InputPartition):
+class ReadTask(InputPartition):
     """The ranges of one task, in order."""
 
     ranges: tuple[ShardRange, ...]
@@ -36,7 +36,7 @@ def size(one: ShardRange) -> int:
     return one.end - one.first
 
 
-def plan(ranges: Iterable[ShardRange], *, min_partitions: int | None = None, max_records: int | None = None) -> list[Task]:
+def plan(ranges: Iterable[ShardRange], *, min_partitions: int | None = None, max_records: int | None = None) -> list[ReadTask]:
     """Return the tasks for some ranges, in their order; none for empty ranges.
 
     min_partitions: the least number of tasks, if there are enough records; a range is split, or split further, only if necessary.
@@ -71,7 +71,7 @@ def _pieces(one: ShardRange, count: int) -> list[ShardRange]:
     return [replace(one, first=first, end=end) for first, end in zip(edges, edges[1:], strict=False)]
 
 
-def _bundled(pieces: list[ShardRange], least: int, max_records: int | None) -> list[Task]:
+def _bundled(pieces: list[ShardRange], least: int, max_records: int | None) -> list[ReadTask]:
     """Return tasks of small neighbouring ranges, but at least `least` tasks."""
     total = sum(map(size, pieces))
     room = max(TASK, -(-total // TASKS))
@@ -90,4 +90,4 @@ def _bundled(pieces: list[ShardRange], least: int, max_records: int | None) -> l
         else:
             tasks.append([piece])
             filled = size(piece)
-    return [Task(tuple(task)) for task in tasks]
+    return [ReadTask(tuple(task)) for task in tasks]

@@ -21,7 +21,7 @@ from hub.spark.errors import DataLossError
 from hub.spark.filters import Pushed, pushed, select
 from hub.spark.opening import open_shards
 from hub.spark.options import ReadOptions
-from hub.spark.planning import Task, plan
+from hub.spark.planning import ReadTask, plan
 from hub.spark.shards import Extent, ShardKey, ShardRange, SparkShards
 from kvspool.errors import LogNotFound
 
@@ -112,7 +112,7 @@ class ShardReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         """Yield the rows of one task as record batches."""
-        if isinstance(partition, Task):  # Spark makes one empty partition out of none
+        if isinstance(partition, ReadTask):  # Spark makes one empty partition out of none
             terms = self.pushed.of_rows
             for batch in reading.read(partition, self.schema, fail_on_data_loss=self.options.fail_on_data_loss):
                 if terms:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.types import BinaryType, DataType, IntegerType, LongType, StringType, StructType, TimestampType
 
 from hub.spark.errors import DataLossError
-from hub.spark.planning import Task
+from hub.spark.planning import ReadTask
 from hub.spark.shards import ShardKey
 from hub.spark.workers import freeze_modules
 from kvspool import Gap
@@ -61,13 +61,13 @@ def columns_of(schema: StructType) -> frozenset[str]:
     return frozenset(names or {"sequence"})
 
 
-def read(task: Task, schema: StructType, *, fail_on_data_loss: bool) -> Iterator[pyarrow.RecordBatch]:
+def read(task: ReadTask, schema: StructType, *, fail_on_data_loss: bool) -> Iterator[pyarrow.RecordBatch]:
     """Yield the rows of a task. Raises DataLossError, and the errors of reading the shards."""
     batches = _batches(task, schema, fail_on_data_loss)
     return together(batches) if schema.fields and len(task.ranges) > 1 else batches
 
 
-def _batches(task: Task, schema: StructType, fail_on_data_loss: bool) -> Iterator[pyarrow.RecordBatch]:
+def _batches(task: ReadTask, schema: StructType, fail_on_data_loss: bool) -> Iterator[pyarrow.RecordBatch]:
     rows = BatchProjection(schema)
     for one in task.ranges:
         for batch in one.batches():

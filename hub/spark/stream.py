@@ -30,7 +30,7 @@ from hub.spark.admission import Delay, share
 from hub.spark.errors import DataLossError
 from hub.spark.opening import open_shards
 from hub.spark.options import ReadOptions
-from hub.spark.planning import Task, plan
+from hub.spark.planning import ReadTask, plan
 from hub.spark.shards import Extent, ShardKey, SparkShards
 from kvspool.errors import KvspoolError, LogNotFound, ReaderBusy
 
@@ -175,7 +175,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         """Yield the rows of one task as record batches."""
-        assert isinstance(partition, Task)
+        assert isinstance(partition, ReadTask)
         return reading.read(partition, self._schema, fail_on_data_loss=self._options.fail_on_data_loss)
 
     def commit(self, end: Json) -> None:

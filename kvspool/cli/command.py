@@ -39,15 +39,17 @@ from kvspool.cli import (
     stats,
     sync,
     tail,
+    tasks,
     trim,
     verify,
+    work,
 )
 from kvspool.cli.parsing import Parser
 from kvspool.cli.words import of_command
 from kvspool.errors import KvspoolError
 
 COMMANDS = (
-    *(create, append, sync, read, tail, get, export, import_, copy, readers, group, producers, trim),
+    *(create, append, sync, read, tail, get, export, import_, copy, readers, group, tasks, work, producers, trim),
     *(resize, mv, rm, ls, du, stats, verify, repair, salvage, archive, queue, doctor, completion, man),
 )
 

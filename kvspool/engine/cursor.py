@@ -64,6 +64,10 @@ class Cursor(Handle, ABC):
     def next_batch(self, most: int, coded: bool, room: int) -> Any:
         """Return up to `most` records with `room` bytes of values as a `pyarrow.RecordBatch`, or a Gap; see `engine.batches.next_batch`."""
 
+    def skip_to(self, sequence: int) -> bool:
+        """Continue at another sequence without returning the records before it; False if a new cursor there costs less."""
+        return False
+
     def run(self, batch: Batch, make: Make | None) -> None:
         """After records: let the batch fetch the next ones, if they need nothing else, without a Python step in between."""
 

@@ -136,6 +136,10 @@ def file_name(name: str) -> str:
     return f"group-{blake2b(name.encode(), digest_size=16).hexdigest()}.group"
 
 
+LISTS = r"(group|tasks)-[0-9a-f]{32}\.(group(\.tmp)?|members|tasks(\.[0-9a-f]{16}\.tmp)?)"
+"""The names of the files in `beside`, of groups and of task lists."""
+
+
 def beside(path: Path) -> Path:
     """Return the directory of the group files of one log: the hidden one next to it, as of a journal's sidecars."""
     from os.path import realpath

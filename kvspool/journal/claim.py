@@ -17,6 +17,7 @@ from kvspool import system
 from kvspool.engine import locks, producer_table
 from kvspool.engine.claims import Companion, Contents, IsOurs
 from kvspool.errors import LogInUse
+from kvspool.groups.share import LISTS
 from kvspool.journal import settings, sidecars
 from kvspool.journal.archive import TEMPORARY
 from kvspool.journal.consumers import INDEX
@@ -34,7 +35,7 @@ _OWN = (
     rf"|({_SEGMENT}|{_NESTED_SEGMENT})\.removed-\d+(\.\d+)?|kvspool\.repair\.tmp"  # of a repair: bytes that it has removed
 )
 _READERS = r"[A-Za-z0-9_@][A-Za-z0-9_@.-]*\.(ofs|ofs\.tmp|lck)"
-_BESIDE = rf"writers-.+\.(lck(\.tail)?|(first|rewinds)(\.tmp)?)|reader-[0-9a-f]{{32}}\.lck|index\.(lck|tmp)|{_READERS}|{_OWN}"
+_BESIDE = rf"{LISTS}|writers-.+\.(lck(\.tail)?|(first|rewinds)(\.tmp)?)|reader-[0-9a-f]{{32}}\.lck|index\.(lck|tmp)|{_READERS}|{_OWN}"
 
 
 def _matches(pattern: str) -> IsOurs:

@@ -74,6 +74,12 @@ class SegmentCursor(cursor.Cursor):
         self._has_waited = False  # in vain: at the next end, check whether later segments exist although the next one doesn't
         self._is_entered = self.position > 0  # the first frame of the segment was passed, or is at `position`
 
+    def skip_to(self, sequence: int) -> bool:
+        if not self.sequence <= sequence <= self.sequence + MOST:
+            return False
+        self._first = sequence
+        return True
+
     def fetch(self, most: int, make: Make | None, items: list[Any]) -> Gap | None:
         """Fetch as every cursor does. Raises Corruption, Truncated."""
         mark = self.mark()

@@ -158,6 +158,7 @@ class Format(ABC):
     has_archives: ClassVar[bool] = False  # sealed segments may be compressed: no other program reads them
     may_leave_out: ClassVar[bool] = False  # sequences between two frames: `pass_over` continues after them, `scan` returns JUMPED
     begins_anywhere: ClassVar[bool] = False  # a segment may begin at any sequence
+    keeps_sequences: ClassVar[bool] = True  # a record that was read once keeps its sequence: there are no rewinds
     has_producers: ClassVar[bool] = False  # it may have a list of producers next to the segments; see `kvspool.producers`
     has_columns: ClassVar[bool] = False  # frames are converted from and to Arrow columns, without an object for a record
     header_bytes: int = 0

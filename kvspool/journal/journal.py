@@ -115,8 +115,8 @@ class Journal(Log):
     def capabilities(self) -> frozenset[str]:
         form = self.format
         has = {"keys": form.has_keys, "types": form.has_types, "timestamps": form.has_timestamps, "codecs": form.has_codecs}
-        has |= {"producers": form.has_producers, "archive": form.has_archives, "rename": form.can_be_renamed, "at": True, "trim": True}
-        return frozenset(name for name, is_so in has.items() if is_so)
+        has |= {"producers": form.has_producers, "archive": form.has_archives, "rename": form.can_be_renamed, "tasks": form.keeps_sequences}
+        return frozenset(("at", "trim", *(name for name, is_so in has.items() if is_so)))
 
     @property
     def room(self) -> Room:
@@ -405,7 +405,7 @@ class Journal(Log):
             return None if base is None else Segment(segments.path_of(base), base)
         return None
 
-    def reader(self, name: str, start: Start = "earliest", *, isolation: Isolation = "appended") -> JournalReader:
+    def open_reader(self, name: str, start: Start = "earliest", *, isolation: Isolation = "appended") -> JournalReader:
         self.check_open()
         if not isinstance(name, str):
             raise TypeError(f"a reader's name is str, not {type(name).__name__}")
@@ -437,7 +437,7 @@ class Journal(Log):
         self.check_open()
         return self.offsets.listing(self.end() if self.offsets.names() else 0)
 
-    def delete_reader(self, name: str | int) -> None:
+    def remove_reader(self, name: str | int) -> None:
         self.check_open()
         if not isinstance(name, str):
             raise ValueError(f"{self.path} is a journal: its readers have no slots, so {name!r} is not a reader; give its name")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from kvspool.engine import claims, making
 from kvspool.engine.claims import Companion, Contents
+from kvspool.groups.share import LISTS, beside
 from kvspool.importing import import_whole
 
 _NOTE = frozenset((making.NOTE, f"{making.NOTE}.tmp"))
@@ -39,6 +41,11 @@ def companions(path: Path) -> tuple[Companion, ...]:
 def note(path: Path) -> Companion:
     """Return the hidden directory with the note of a copy to the log at a path."""
     return Companion(making.note_directory(path).name, Contents(_NOTE.__contains__, {}))
+
+
+def lists(path: Path) -> Companion:
+    """Return the hidden directory with the files of groups and task lists of the log at a path."""
+    return Companion(beside(path).name, Contents(lambda name: re.fullmatch(LISTS, name) is not None, {}))
 
 
 def files_of(path: Path) -> list[Path]:

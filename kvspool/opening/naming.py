@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -17,11 +18,14 @@ from kvspool import system
 from kvspool.engine import claims, making
 from kvspool.engine.claims import Claim, Companion, Contents
 from kvspool.errors import LogInUse, LogNotFound
+from kvspool.groups.share import LISTS, beside
 from kvspool.importing import import_whole
 from kvspool.log import unsupported
 from kvspool.opening import contents, logs
 from kvspool.options import TIMEOUT
-from kvspool.system import holders
+from kvspool.system import disk, holders
+from kvspool.tasks.files import workers_in
+from kvspool.tasks.stats import task_files
 
 if TYPE_CHECKING:
     from kvspool.journal import Journal
@@ -47,15 +51,15 @@ def delete(path: str | os.PathLike[str], *, timeout: float = TIMEOUT, missing_ok
     try:
         with _claimed(target, timeout, allow_unsafe_fs) as (claim, names, companions), ExitStack() as stack:
             claims.refuse_others(target, claim.directory, names)
-            beside = []
+            next_to_it = []
             for companion in companions:
                 directory = stack.enter_context(claims.companion_claimed(claim, companion, timeout))
                 if directory is not None:
                     claims.refuse_others(target.with_name(companion.name), directory, companion.contents)
-                    beside.append((companion, directory))
+                    next_to_it.append((companion, directory))
             hidden = claims.hidden_name(target.name, claim.directory)
             claims.take_away(claim, hidden)
-            for companion, directory in beside:
+            for companion, directory in next_to_it:
                 claims.dispose(claim.parent, companion.name, directory, companion.contents)
             claims.dispose(claim.parent, hidden, claim.directory, names)
     except LogNotFound:
@@ -78,8 +82,8 @@ def rename(
     """
     target, place = _resolved(path), _resolved(new)
     making.check_target(place, 0o600, allow_unsafe_fs=allow_unsafe_fs)
-    with _claimed(target, timeout, allow_unsafe_fs, _refuse_unnamed) as (claim, _, companions):
-        for companion in companions:
+    with _claimed(target, timeout, allow_unsafe_fs, _refuse_unnamed) as (claim, _, companions), _lists_moved(target, place):
+        for companion in companions[:1]:
             if system.port.look_up(claim.beside(companion.name)) is not None:
                 words = "the note of a copy to the log is there; repeat the copy, or remove the note"
                 raise OSError(errno.ENOTEMPTY, words, os.fspath(target.with_name(companion.name)))
@@ -88,6 +92,51 @@ def rename(
         from kvspool.spool import claim as spools
 
         spools.trust_name(place, allow_unsafe_fs=allow_unsafe_fs)
+
+
+@contextmanager
+def _lists_moved(target: Path, place: Path) -> Iterator[None]:
+    """Let the files of groups and task lists be next to a log that is renamed in the `with` block.
+
+    They have both names meanwhile. So whenever a crash comes, they are next to the log; those of another log are removed at their next use.
+    """
+    names = [name for name in _names(beside(target)) if re.fullmatch(LISTS, name)]
+    if names:
+        disk.make_directory(beside(place))
+    for name in names:
+        with suppress(FileNotFoundError):
+            system.port.remove(beside(place) / name)
+        system.port.link(beside(target) / name, beside(place) / name)
+    if names:
+        disk.flush_directory(beside(place))
+    try:
+        yield
+    except BaseException:
+        _remove(beside(place), names)
+        raise
+    _remove(beside(target), names)
+
+
+def _remove(directory: Path, names: list[str]) -> None:
+    with suppress(OSError):  # leftovers do no harm
+        for name in names:
+            system.port.remove(directory / name)
+        if names:
+            system.port.remove_directory(directory)
+
+
+def _refuse_workers(path: Path) -> None:
+    """Raise LogInUse if a task list of the log has workers."""
+    for file in task_files(beside(path)):
+        if workers_in(file):
+            raise LogInUse(path, "a worker of a task list of it is open")
+
+
+def _names(directory: Path) -> list[str]:
+    try:
+        return system.port.names(directory)
+    except FileNotFoundError:
+        return []
 
 
 def _refuse_unnamed(form: Format) -> None:
@@ -126,7 +175,8 @@ def _locked(
         from kvspool.spool import claim as spools
 
         stack.enter_context(spools.locked(path, timeout, allow_unsafe_fs=allow_unsafe_fs))
-        return spools.CONTENTS, (contents.note(path),)
+        _refuse_workers(path)
+        return spools.CONTENTS, (contents.note(path), contents.lists(path))
     with cast("Journal", logs.open(path, timeout=timeout)) as log:  # raises the error of what is there instead of a log
         form, mode = log.format, log.mode()
     check(form)
@@ -134,7 +184,7 @@ def _locked(
     from kvspool.journal import claim as journals
 
     stack.enter_context(journals.locked(path, form, mode))
-    beside = () if form.sidecar(path) == path else (journals.companion(path),)
-    return journals.contents(form), (contents.note(path), *beside)
+    _refuse_workers(path)
+    return journals.contents(form), (contents.note(path), journals.companion(path))
 
 

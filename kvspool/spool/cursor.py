@@ -80,6 +80,13 @@ class RingCursor(cursor.Cursor):
         """Go to a sequence that was copied already, or to the one after it."""
         self.reader.position, self.reader.sequence = search.find(self.reader, sequence)
 
+    def skip_to(self, sequence: int) -> bool:
+        if self.files.is_closed or self.files.may_have_moved:
+            return False
+        self.go_to(sequence)
+        self._overruns, self._reason = 0, AFTER_RECORDS
+        return True
+
     def fetch(self, most: int, make: Make | None, items: list[Any]) -> Gap | None:
         return self.copy_out(self.reader.fetch, most, make, items)
 

@@ -22,13 +22,13 @@ class ReadableSpool(Log):
     def _live(self) -> SpoolFiles:
         """Return the open files. Raises Closed, LogVanished."""
 
-    def reader(self, name: str, start: Start = "earliest", *, isolation: Isolation = "appended") -> SpoolReader:
+    def open_reader(self, name: str, start: Start = "earliest", *, isolation: Isolation = "appended") -> SpoolReader:
         return self._iterations.add(SpoolReader(self._live, name, start, self.timeout, isolation))
 
     def readers(self) -> list[ReaderStats]:
         return listing(self._live())
 
-    def delete_reader(self, name: str | int) -> None:
+    def remove_reader(self, name: str | int) -> None:
         delete(self._live, name, self.timeout)
 
     def displace_reader(self, name: str, pid: int) -> None:

@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from kvspool.engine.stats import LogStats
 
 T = TypeVar("T")
-CAPABILITIES = frozenset(("codecs", "keys", "producers", "rename", "resize", "timestamps", "types"))
+CAPABILITIES = frozenset(("codecs", "keys", "producers", "rename", "resize", "tasks", "timestamps", "types"))
 LOOK_EVERY = 1_000_000_000  # ns after which a writer must check whether its log still exists
 PATIENCE = 5_000_000  # most ns that one step waits for the append lock: signal handlers are delayed for that time
 

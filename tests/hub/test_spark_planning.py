@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sessions import MARKS
 
 pytest.importorskip("pyspark")
-from hub.spark.planning import LARGEST_TASK, TASK, TASKS, Task, plan, size
+from hub.spark.planning import LARGEST_TASK, TASK, TASKS, ReadTask, plan, size
 from hub.spark.shards import ShardKey, ShardRange
 
 pytestmark = MARKS[1:]
@@ -27,7 +27,7 @@ def ranges(sizes: list[int]) -> list[ShardRange]:
     return [ShardRange(ShardKey("t", at), "", 10 * at, 10 * at + size) for at, size in enumerate(sizes)]
 
 
-def pieces(tasks: list[Task]) -> list[ShardRange]:
+def pieces(tasks: list[ReadTask]) -> list[ShardRange]:
     return [one for task in tasks for one in task.ranges]
 
 

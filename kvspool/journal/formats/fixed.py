@@ -62,6 +62,7 @@ class Fixed(Bare):
     name: ClassVar[str] = "fixed"
     number: ClassVar[int] = tail_py.FIXED
     has_checksums = True
+    keeps_sequences = False
 
     def __init__(self, item_bytes: int | str, items_per_blob: int | str) -> None:
         self.item_bytes = sizes.parse(item_bytes)

@@ -1,0 +1,248 @@
+"""The task lists of a hub root: one window for each shard, and workers that take tasks of all of them in turn.
+
+The files of a list are in a directory next to the positions of the durable reader with its name. There is one for each shard, with the name
+of the shard's directory. Workers hold that reader's lock together, so it can't be open at the same time. They store its positions for
+retention.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from hub.root import lease, positions
+from hub.root.lease import ReaderLease
+from hub.root.positions import Key
+from hub.root.reader import place_of
+from hub.root.records import HubRecord
+from hub.root.shards import RootShards
+from kvspool import system
+from kvspool.engine import locks
+from kvspool.engine.wakeups import ENTERED, Watcher
+from kvspool.errors import LockTimeout, NoSuchReader, ReaderBusy
+from kvspool.groups.files import SUFFIX as GROUP_SUFFIX
+from kvspool.groups.stats import look as look_at_group
+from kvspool.system import disk
+from kvspool.system.descriptor import Descriptor
+from kvspool.system.handles import Handle, close_all
+from kvspool.tasks.files import SUFFIX, workers_in
+from kvspool.tasks.layout import Wanted
+from kvspool.tasks.single import enter
+from kvspool.tasks.source import TaskSource
+from kvspool.tasks.stats import TaskStats, look
+from kvspool.tasks.worker import TaskWorker
+from shard.kernel.merge import placed
+from shard.merge import UNREADABLE
+from shard.merged import Log
+from shard.tasks import part_of
+
+LOCK = "keep.lock"  # of the process that stores positions
+SHARE = 20  # at least so many times the duration of a store are between two
+_ROOT = "the root itself"  # the key of its watch
+
+
+def directory_of(root: Path, name: str) -> Path:
+    """Return the directory of a task list. Raises ValueError for an invalid name."""
+    return positions.path_of(root, name).with_suffix(SUFFIX)
+
+
+class HubSources(Handle):
+    """Opens the sources of a worker of a hub root; see `kvspool.tasks.worker.Sources`."""
+
+    def __init__(self, root: RootShards, name: str, start: str | datetime, wanted: Wanted) -> None:
+        self._root = root
+        self._path = positions.path_of(root.path, name)
+        self._name = name
+        self._start = start
+        self._wanted = wanted
+        self._lease: ReaderLease | None = None
+        self._directory = directory_of(root.path, name)
+        self._kept = _Kept(self._path, self._directory)
+
+    def open(self, worker: TaskWorker) -> list[TaskSource]:
+        """Take the reader's name, together with other workers, and return a source for each shard. Raises ReaderBusy."""
+        positions.make_directory(self._root.path)
+        self.close()
+        self._lease = ReaderLease(self._path.with_suffix(lease.SUFFIX), self._name, shared=True)
+        try:
+            group = look_at_group(self._path.with_suffix(GROUP_SUFFIX), {})
+            if group is not None and group.members:
+                raise ReaderBusy(f"{self._name!r} is a group of {self._root.path} with {len(group.members)} members; take another name")
+            disk.make_directory(self._directory)
+            with self._kept.locked():
+                self._begin()
+            return self.renewed(worker, [])
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self) -> None:
+        """Store the positions of a new list, which keep its records. Raises ReaderBusy for a reader that is moved over the network."""
+        stored = positions.load(self._path)
+        if stored is None:
+            places = {key: place_of(path, log, log.sequence_at(self._start)) for key, path, log in self._root.logs(passes_damaged=True)}
+            positions.store(self._path, places)
+        elif stored.owner:
+            raise ReaderBusy(f"the reader {self._name!r} belongs to {stored.owner}, and is moved over the network; take another name")
+        else:
+            positions.absorb(self._path)
+
+    def renewed(self, worker: TaskWorker, sources: list[TaskSource]) -> list[TaskSource]:
+        """Return the sources with those of new shards, and without those of removed ones, which are closed."""
+        paths = dict(self._root.shard_paths())
+        known = {one.shard: one for one in sources}
+        gone = [one for key, one in known.items() if key not in paths or one.log.has_vanished()]
+        for one in gone:
+            one.close()
+            self._root.forget(one.shard)
+        left = [one for one in sources if one not in gone]
+        wanted = part_of(self._wanted, len(paths))
+        added: list[TaskSource] = []
+        try:
+            for key, path in paths.items():
+                if key not in known or known[key] in gone:
+                    added += self._opened(worker, key, path, wanted)
+        except BaseException:
+            close_all(added)
+            raise
+        return left + added
+
+    def _opened(self, worker: TaskWorker, key: Key, path: Path, wanted: Wanted) -> Iterator[TaskSource]:
+        """Yield the source of a shard; nothing while it can't be read."""
+        try:
+            log = self._root.open_log(key, path, may_be_gone=True)
+        except UNREADABLE:
+            return
+        if log is not None:
+            keeper = _ShardKeeper(self._kept, key, path, log)
+            make = placed(HubRecord, key[1], key[0])
+            yield enter(log, key, worker, self._directory / f"{path.name}{SUFFIX}", keeper.position(), wanted, keeper, make)
+
+    def watch(self, watcher: Watcher) -> None:
+        """Let a watcher wake when there may be new shards."""
+        watcher.watch(self._root.path, ENTERED, _ROOT)
+
+    def close(self) -> None:
+        """Release the reader's name."""
+        taken, self._lease = self._lease, None
+        if taken is not None:
+            taken.close()
+
+
+class _Kept:
+    """The positions of a list's durable reader, which its workers store."""
+
+    def __init__(self, path: Path, directory: Path) -> None:
+        self.path = path
+        self._directory = directory
+        self._places: dict[Key, Any] = {}
+        self._after = 0.0
+
+    def locked(self) -> Any:
+        """Hold the lock of the positions for a `with` block."""
+        return _Locked(self._directory / LOCK)
+
+    def store(self, key: Key, place: Any) -> bool:
+        """Store a position together with others that wait; False if it waits, too."""
+        self._places[key] = place
+        began = system.port.monotonic()
+        if began < self._after:
+            return False
+        try:
+            with self.locked():
+                positions.merge(self.path, self._places)
+        except LockTimeout:
+            return False
+        self._places.clear()
+        now = system.port.monotonic()
+        self._after = now + SHARE * (now - began)
+        return True
+
+
+class _Locked(Handle):
+    """Holds the lock in a file for a `with` block."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = Descriptor(path, os.O_RDWR | os.O_CREAT)
+        self._process = system.port.process_id()
+
+    def __enter__(self) -> None:
+        try:
+            locks.acquire(self._file.number, 0, 10.0, lambda: "another worker stores positions")
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        locks.give_back(self._file, self._process)
+
+
+class _ShardKeeper:
+    """Stores the position in one shard; see `kvspool.tasks.source.PositionKeeper`."""
+
+    def __init__(self, kept: _Kept, key: Key, path: Path, log: Log) -> None:
+        self._kept = kept
+        self._key = key
+        self._path = path
+        self._log = log
+
+    def position(self) -> int:
+        """Return the stored position; without one that belongs to the log, that of the earliest record."""
+        stored = positions.load(self._kept.path)
+        place = None if stored is None else stored.places.get(self._key)
+        if place is None or positions.why_replaced(place, self._log):
+            return self._log.sequence_at("earliest")
+        return place.sequence
+
+    def store(self, low: int) -> bool:
+        """Do as `PositionKeeper.store`."""
+        self._log.flush_for_commit(low)
+        return self._kept.store(self._key, place_of(self._path, self._log, low))
+
+
+def listing(root: Path, name: str | None = None) -> list[TaskStats]:
+    """Return the state of each task list in each shard."""
+    directory = positions.directory_of(root)
+    names = [one.removesuffix(SUFFIX) for one in _names(directory) if one.endswith(SUFFIX)]
+    found = []
+    for one in sorted(names):
+        if name in (None, one):
+            place = directory / f"{one}{SUFFIX}"
+            found += [look(place / file, file.removesuffix(SUFFIX)) for file in sorted(_names(place)) if file.endswith(SUFFIX)]
+    return [one for one in found if one is not None]
+
+
+def refuse_task_name(root: Path, name: str) -> None:
+    """Raise ReaderBusy if there is a task list of that name."""
+    if system.port.look_up(directory_of(root, name)) is not None:
+        raise ReaderBusy(f"{name!r} is a task list of {root}: use tasks({name!r}), or delete it with delete_tasks")
+
+
+def delete(root: Path, name: str) -> None:
+    """Delete the files of a task list. Raises NoSuchReader; ReaderBusy while it has workers, or is open as a reader."""
+    directory = directory_of(root, name)
+    if system.port.look_up(directory) is None:
+        raise NoSuchReader(f"{root} has no task list {name!r}")
+    taken = ReaderLease(positions.path_of(root, name).with_suffix(lease.SUFFIX), name)
+    try:
+        for file in _names(directory):
+            if workers_in(directory / file):
+                raise ReaderBusy(f"the task list {name!r} of {root} has workers; close them first")
+        for file in _names(directory):
+            with suppress(FileNotFoundError):
+                system.port.remove(directory / file)
+        system.port.remove_directory(directory)
+        disk.flush_directory(directory.parent, done=f"the task list {name!r} was deleted")
+    finally:
+        taken.close()
+
+
+def _names(directory: Path) -> list[str]:
+    try:
+        return system.port.names(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return []

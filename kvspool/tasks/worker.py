@@ -1,0 +1,430 @@
+"""A worker of a task list: it gets tasks of a log, or of all shards of a shard set or a hub root, and acknowledges them.
+
+A worker notices others in its own calls: while it waits, and at least every 5 ms between two tasks. It starts no thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Iterable, Iterator
+from typing import Any, Final, Protocol, Self
+
+from kvspool import system
+from kvspool.engine.iteration import Iterations, TurnReading, check, check_timeout
+from kvspool.engine.wakeups import BLIND_POLL, POLL, Watcher
+from kvspool.errors import Closed, GapError, Reentered
+from kvspool.gap import Gap
+from kvspool.options import OnGap
+from kvspool.system import forks
+from kvspool.system.handles import Handle
+from kvspool.tasks.dead import DeadLetters
+from kvspool.tasks.source import WORKERS, TaskSource, lost_error
+from kvspool.tasks.task import Task
+
+NOTHING: Final = object()
+SOON, SOON_TIMES = 0.002, 10  # seconds, and number, of the sleeps after an event: a process that ends frees its byte a moment later
+
+
+class Sources(Protocol):
+    """Opens the sources of a worker: one for a log, one for each shard of a shard set or a hub root."""
+
+    def open(self, worker: TaskWorker) -> list[TaskSource]:
+        """Return the sources that exist, opened in this process."""
+
+    def renewed(self, worker: TaskWorker, sources: list[TaskSource]) -> list[TaskSource]:
+        """Return the sources with those of new shards, and without those of removed ones, which are closed."""
+
+    def watch(self, watcher: Watcher) -> None:
+        """Let a watcher wake when there may be new shards."""
+
+    def close(self) -> None:
+        """Release what belongs to no source."""
+
+
+class TaskWorker(Handle):
+    """An open worker. Get it from `tasks`; threads may share it. `with` closes it, and gives tasks that are not over back.
+
+    It survives a fork: the child is another worker. Tasks from before the fork are the parent's; in the child their calls raise LeaseLost.
+    """
+
+    HELPERS = frozenset(("end", "forked", "hurry", "idle", "lease_ns", "poll", "quick", "refuse_closed"))
+
+    def __init__(self, name: str, sources: Sources, lease_ns: int, max_deliveries: int | None, dead_letters: DeadLetters) -> None:
+        self.name = name
+        self.lease_ns = lease_ns
+        self.max_deliveries = max_deliveries
+        self.dead_letters = dead_letters
+        self._opening = sources
+        self._guard = threading.RLock()
+        self._is_inside = False
+        self._is_closed = False
+        self._iterations = Iterations()
+        self._watched: object = None
+        self._turn = 0  # of the source that is asked first
+        self._look_after = 0.0
+        self._sources: list[TaskSource] | None = None
+        self._only: TaskSource | None = None  # the source, if there is only one
+        self._use(sources.open(self))
+        forks.register(self)
+
+    # Tasks.
+
+    def follow(self, *, timeout: float | None = None, limit: int | None = None, on_gap: OnGap = "raise") -> TaskReading:
+        """Iterate over tasks, one at a time, and wait for more.
+
+        Ends after `timeout` seconds without a task; None: never. limit: maximum number of tasks. on_gap: for records that were lost before
+        a worker got them; see `kvspool.Log.read`. Of all workers, one gets the Gap. Raises Closed as soon as any thread closes the worker;
+        LogVanished, LockTimeout, and the errors of reading the log.
+        """
+        self.refuse_closed()
+        return self._iterations.add(TaskReading(self, limit, on_gap, timeout))
+
+    def follow_async(self, *, timeout: float | None = None, limit: int | None = None, on_gap: OnGap = "raise") -> AsyncTaskReading:
+        """Iterate with `async for` over tasks, and wait in the event loop; see `follow`. Other calls may block for a short time."""
+        self.refuse_closed()
+        return AsyncTaskReading(self._iterations.add(TaskReading(self, None, on_gap, 0.0)), limit, timeout)
+
+    def take(self, most: int = 1, *, wait: float | None = 0.0, on_gap: OnGap = "raise") -> list[Task]:
+        """Return up to `most` tasks; as soon as there is one, all that are there now. wait: seconds to wait for one; None: no limit.
+
+        Raises the errors of `follow`.
+        """
+        if most < 1:
+            raise ValueError(f"take returns at least 1 task, not {most}")
+        self.refuse_closed()
+        found = self._present(most, on_gap)
+        if found or wait == 0.0:
+            return found
+        with self._iterations.add(TaskReading(self, 1, on_gap, wait)) as reading:
+            found = list(reading)
+        return found + (self._present(most - 1, on_gap) if found and most > 1 else [])
+
+    def _present(self, most: int, on_gap: OnGap) -> list[Any]:
+        """Return the tasks that are there now; with "yield" perhaps one Gap."""
+        while (items := self.poll(most)) and items[0].__class__ is Gap:
+            if on_gap == "raise":
+                raise GapError(items[0])
+            if on_gap == "yield":
+                break
+        return items
+
+    def ack(self, task: Task) -> None:
+        """Acknowledge a task; see `Task.ack`."""
+        task.source.ack(task)
+
+    def ack_many(self, tasks: Iterable[Task]) -> None:
+        """Acknowledge many tasks at once; those that are over don't count. Raises LeaseLost after all others were acknowledged, and the
+        errors of `Task.ack`.
+        """
+        listed = tasks if isinstance(tasks, list) else list(tasks)
+        if not listed:
+            return
+        source = listed[0].source
+        if self._sources is not None and len(self._sources) == 1:
+            lost = source.ack_many(listed)
+        else:
+            lost = []
+            by_source: dict[int, list[Task]] = {}
+            for one in listed:
+                by_source.setdefault(id(one.source), []).append(one)
+            for some in by_source.values():
+                lost += some[0].source.ack_many(some)
+        if lost:
+            raise lost_error(self.name, lost)
+
+    def retry(self, task: Task, delay: float = 0.0, error: str = "") -> None:
+        """Give a task back; see `Task.retry`."""
+        task.source.retry(task, delay, error)
+
+    def reject(self, task: Task, reason: str) -> None:
+        """Move the record of a task to the dead-letter log; see `Task.reject`."""
+        task.source.reject(task, reason)
+
+    def extend(self, task: Task, lease: float | None = None) -> None:
+        """Let the lease of a task begin again; see `Task.extend`."""
+        task.source.extend(task, lease)
+
+    # For the iterations.
+
+    def quick(self) -> Any:
+        """Return the next task if it takes no other work; otherwise None."""
+        source = self._only
+        return None if source is None else source.window.next_ahead(self.lease_ns, Task, source)
+
+    def poll(self, most: int) -> list[Any]:
+        """Return up to `most` tasks that are there now, or one Gap."""
+        source, quick = self._only, None
+        if source is not None:
+            quick = source.window.take_ahead(most, self.lease_ns, Task, source)
+            if quick is not None and len(quick) == most:
+                return quick
+        with self._guard:
+            if self._is_inside:
+                raise Reentered("a signal handler may not take tasks from a worker that takes some; let it use its own worker")
+            self._is_inside = True
+            try:
+                return self._poll(most) if quick is None else quick + self._poll(most - len(quick))
+            finally:
+                self._is_inside = False
+
+    def _poll(self, most: int) -> list[Any]:
+        """Return up to `most` tasks of one source, or one Gap."""
+        sources = self._sources
+        if sources is None:
+            sources = self._reopened()
+        now = system.port.monotonic()
+        count = len(sources)
+        for at in range(count):
+            source = sources[(self._turn + at) % count]
+            source.tick(now)
+            found = source.take(most)
+            if found:
+                self._turn = (self._turn + at + 1) % count
+                return found
+            if source.gaps:
+                return [source.gaps.pop(0)]
+        if now >= self._look_after:
+            self._look_after = now + POLL
+            self._look()
+        return []
+
+    def _look(self) -> None:
+        """Look for new shards, and for workers that ended unnoticed."""
+        assert self._sources is not None
+        self._use(self._opening.renewed(self, self._sources))
+        for source in self._sources:
+            source.reap(looks=True)
+
+    def hurry(self) -> None:
+        """Let the next `poll` notice workers that ended."""
+        for source in self._sources or ():
+            source.hurry()
+
+    def idle(self, watcher: Watcher | None) -> tuple[Watcher, float]:
+        """Before a sleep: store positions, and ask to be woken. Return the watcher, and the longest time in seconds; 0: try again first."""
+        with self._guard:
+            sources = self._sources
+            if sources is None:
+                sources = self._reopened()
+            watched = tuple((id(source), id(source.watched)) for source in sources)
+            if watcher is None or self._watched != watched:
+                if watcher is not None:
+                    watcher.close()
+                watcher = Watcher()
+                self._opening.watch(watcher)
+                for source in sources:
+                    source.watch(watcher)
+                self._watched = watched
+                for source in sources:
+                    source.ask()
+                return watcher, 0.0
+            longest = min((source.longest_sleep for source in sources), default=POLL)
+            for source in sources:
+                source.keep()
+                source.refuse_vanished()
+                source.ask()
+            return watcher, min(longest, BLIND_POLL) if watcher.is_blind else longest
+
+    # Open and closed.
+
+    @property
+    def closed(self) -> bool:
+        """Return whether the worker was closed."""
+        return self._is_closed
+
+    def refuse_closed(self) -> None:
+        """Raise Closed if the worker was closed."""
+        if self._is_closed:
+            raise Closed(self._closed_words())
+
+    def _reopened(self) -> list[TaskSource]:
+        """In a forked child: enter as another worker."""
+        self.refuse_closed()
+        return self._use(self._opening.open(self))
+
+    def _use(self, sources: list[TaskSource]) -> list[TaskSource]:
+        self._sources = sources
+        self._only = sources[0] if len(sources) == 1 else None
+        return sources
+
+    def forked(self) -> None:
+        """In a forked child: the sources are the parent's."""
+        self._guard = threading.RLock()
+        self._is_inside = False
+        sources, self._sources, self._only = self._sources, None, None
+        for source in sources or ():
+            source.forked()
+        self._iterations.end("this iteration belongs to the parent process; follow the worker again in this one")
+        self._iterations = Iterations()
+
+    def close(self) -> None:
+        """Give tasks that are not over back, and leave the list. Iterations raise Closed, waiting ones at once."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            self.end(self._closed_words())
+        finally:
+            with self._guard:
+                sources, self._sources, self._only = self._sources, [], None
+                try:
+                    for source in sources or ():
+                        source.leave()
+                finally:
+                    for source in sources or ():
+                        source.close()
+                    self._opening.close()
+                    self.dead_letters.close()
+
+    def end(self, why: str) -> None:
+        """End all iterations: the worker, or its log, was closed."""
+        self._iterations.end(why)
+
+    def _closed_words(self) -> str:
+        return f"the worker of the tasks {self.name!r} was closed; open another one"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<TaskWorker of {self.name!r}{' closed' if self.closed else ''}>"
+
+
+class TaskReading(TurnReading, Iterator[Any]):
+    """Iterates over tasks, and waits for more. `missed` counts sequences in Gaps."""
+
+    def __init__(self, worker: TaskWorker, limit: int | None, on_gap: OnGap, timeout: float | None) -> None:
+        self.missed = 0
+        self._worker = worker
+        self._left = check(limit, on_gap)
+        self._on_gap = on_gap
+        self._timeout = check_timeout(timeout)
+        self._watcher: Watcher | None = None
+        self._soon = 0  # short sleeps that are left
+
+    def __next__(self) -> Any:
+        worker = self._worker
+        deadline = None
+        while self._left != 0:
+            try:
+                item = worker.quick()
+                if item is not None:
+                    if self._left > 0:
+                        self._left -= 1
+                    return item
+                items = worker.poll(1)
+            except Exception:
+                if self._why:  # another thread has closed the worker meanwhile
+                    raise Closed(self._why) from None
+                raise
+            if not items:
+                now = system.port.monotonic()
+                if deadline is None and self._timeout is not None:
+                    deadline = now + self._timeout
+                left = POLL if deadline is None else min(POLL, deadline - now)
+                if left <= 0:
+                    break
+                self._sleep(left)
+                continue
+            item = items[0]
+            if item.__class__ is not Gap:
+                if self._left > 0:
+                    self._left -= 1
+                return item
+            self.missed += item.count
+            if self._on_gap == "raise":
+                raise GapError(item)
+            if self._on_gap == "yield":
+                return item
+        if self._why:
+            raise Closed(self._why)
+        raise StopIteration
+
+    def _sleep(self, left: float) -> None:
+        longest = self._prepared()
+        watcher = self._watcher
+        if longest > 0 and watcher is not None and not self._is_closed:
+            self._note(watcher.wait(min(left, longest)))
+
+    async def sleep(self, left: float) -> None:
+        """Sleep in a task of the event loop until there may be a task of the list."""
+        longest = self._prepared()
+        watcher = self._watcher
+        if longest > 0 and watcher is not None and not self._is_closed:
+            await watcher.sleep(min(left, longest))
+            self._note(watcher.wait(0.0))
+
+    def _prepared(self) -> float:
+        """Return the longest time to sleep, in seconds; 0: try again first."""
+        try:
+            self._watcher, longest = self._worker.idle(self._watcher)
+        except Exception:
+            if self._why:
+                return 0.0
+            raise
+        if self._is_closed:
+            self.release()
+        if self._soon > 0:
+            self._soon -= 1
+            return min(longest, SOON)
+        return longest
+
+    def _note(self, keys: set[Any] | None) -> None:
+        if keys is None or WORKERS in keys:
+            self._soon = SOON_TIMES
+            self._worker.hurry()
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether no more tasks will be returned."""
+        return self._left == 0
+
+    def release(self) -> None:
+        """Close the watcher: a thread that sleeps wakes."""
+        watcher, self._watcher = self._watcher, None
+        if watcher is not None:
+            watcher.close()
+
+
+class AsyncTaskReading(AsyncIterator[Any], Handle):
+    """Iterates as `TaskReading` does, for `async for`. A cancelled wait loses no task."""
+
+    def __init__(self, reading: TaskReading, limit: int | None, timeout: float | None) -> None:
+        self._reading = reading
+        self._left = check(limit, "raise")
+        self._timeout = check_timeout(timeout)
+
+    @property
+    def missed(self) -> int:
+        """Return how many sequences were in Gaps so far."""
+        return self._reading.missed
+
+    async def __anext__(self) -> Any:
+        import asyncio
+
+        if self._left == 0:
+            raise StopAsyncIteration
+        await asyncio.sleep(0)  # a list that always has more must not block the loop's other tasks
+        deadline = None if self._timeout is None else system.port.monotonic() + self._timeout
+        while (item := next(self._reading, NOTHING)) is NOTHING:
+            left = POLL if deadline is None else min(POLL, deadline - system.port.monotonic())
+            if self._reading.is_over or left <= 0:
+                raise StopAsyncIteration
+            await self._reading.sleep(left)
+        if self._left > 0 and item.__class__ is not Gap:
+            self._left -= 1
+        return item
+
+    async def aclose(self) -> None:
+        """Close the watcher; the iteration is over."""
+        self._left = 0
+        self._reading.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
