@@ -15,6 +15,7 @@ from typing import Any
 from kvspool.cli import options, output, plugins, progress
 from kvspool.cli.options import BadInput
 from kvspool.errors import Closed, LeaseLost
+from kvspool.system.handles import Handle
 from kvspool.tasks.task import Task
 from kvspool.tasks.verb import HasTasks
 from kvspool.tasks.worker import TaskWorker
@@ -69,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
             return _Pool(worker, arguments).run()
 
 
-class _Pool:
+class _Pool(Handle):
     """The threads, each with one command at a time."""
 
     def __init__(self, worker: TaskWorker, arguments: argparse.Namespace) -> None:
