@@ -22,6 +22,7 @@ from cases import (
     servers,
     sleepers,
     tables,
+    tasks,
     wakeups,
 )
 from cases.case import Bench, Row
@@ -76,6 +77,9 @@ def _every() -> Iterator[Case]:
         yield _case(f"table-append-{codec}", tables.appended, codec, is_asked=True)
     yield _case("tasks-group", groups.shared)
     yield _case("tasks-group-takeover", groups.takeover)
+    yield _case("tasks-take", tasks.taken)
+    yield _case("tasks-wait", tasks.waited)
+    yield _case("tasks-takeover", tasks.takeover)
     yield _case("growth-capacity", growth.capacities, is_asked=True)
     yield _case("growth-readers", growth.readers, is_asked=True)
     for name in ("ingest", "copies", "disk", "latency", "resume", "list"):

@@ -51,7 +51,7 @@ def group_rate(path: Path, records: int, names: Iterator[int]) -> float:
     ready, go, done = os.pipe(), os.pipe(), os.pipe()
     members = [forked(partial(_follow, path, name, ready[1], go[0], done[1])) for _ in range(MEMBERS)]
     try:
-        _read(ready[0], MEMBERS)
+        read_bytes(ready[0], MEMBERS)
         began = time.perf_counter()
         os.write(go[1], b"." * MEMBERS)
         left = records
@@ -59,7 +59,7 @@ def group_rate(path: Path, records: int, names: Iterator[int]) -> float:
             left -= COMMIT * len(os.read(done[0], 1 << 16))
         return (records - left) / (time.perf_counter() - began)
     finally:
-        _end(members, *ready, *go, *done)
+        ended(members, *ready, *go, *done)
 
 
 def _follow(path: Path, name: str, ready: int, go: int, done: int) -> None:
@@ -101,17 +101,17 @@ def takeover_time(path: Path) -> float:
     """Return the seconds until a member that waits owns the log of a killed one."""
     ready, took = os.pipe(), os.pipe()
     owner = forked(partial(_own, path, ready[1]))
-    _read(ready[0], 1)
+    read_bytes(ready[0], 1)
     standby = forked(partial(_stand_by, path, ready[1], took[1]))
     try:
-        _read(ready[0], 1)
+        read_bytes(ready[0], 1)
         time.sleep(0.05)
         began = time.monotonic_ns()
         os.kill(owner, signal.SIGKILL)
         ended = int.from_bytes(os.read(took[0], 8), "little")
         return (ended - began) / 1e9
     finally:
-        _end([owner, standby], *ready, *took)
+        ended([owner, standby], *ready, *took)
 
 
 def _own(path: Path, ready: int) -> None:
@@ -147,12 +147,14 @@ def forked(work: Callable[[], None]) -> int:
     return pid
 
 
-def _read(fd: int, count: int) -> None:
+def read_bytes(fd: int, count: int) -> None:
+    """Read so many bytes of a pipe."""
     while count > 0:
         count -= len(os.read(fd, count))
 
 
-def _end(processes: list[int], *descriptors: int) -> None:
+def ended(processes: list[int], *descriptors: int) -> None:
+    """Kill processes, and close descriptors."""
     for pid in processes:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)

@@ -33,9 +33,14 @@ def of_log(bench: Bench, log: Any, readers: int) -> Times:
         for connection in readings:
             received(connection)
         time.sleep(0.1)
-        times = [_append(log) for _ in range(count)]
+        times = append_times(log, count)
         wake_ups = [statistics.median(received(connection)) for connection in readings]
     return Times(statistics.median(times), statistics.median(wake_ups))
+
+
+def append_times(log: Any, count: int) -> list[int]:
+    """Return the ns of each of so many appends, with enough time between them for readers to begin to wait."""
+    return [_append(log) for _ in range(count)]
 
 
 def _append(log: Any) -> int:
