@@ -59,7 +59,7 @@ def group_rate(path: Path, records: int, names: Iterator[int]) -> float:
             left -= COMMIT * len(os.read(done[0], 1 << 16))
         return (records - left) / (time.perf_counter() - began)
     finally:
-        ended(members, *ready, *go, *done)
+        end_all(members, *ready, *go, *done)
 
 
 def _follow(path: Path, name: str, ready: int, go: int, done: int) -> None:
@@ -111,7 +111,7 @@ def takeover_time(path: Path) -> float:
         ended = int.from_bytes(os.read(took[0], 8), "little")
         return (ended - began) / 1e9
     finally:
-        ended([owner, standby], *ready, *took)
+        end_all([owner, standby], *ready, *took)
 
 
 def _own(path: Path, ready: int) -> None:
@@ -153,7 +153,7 @@ def read_bytes(fd: int, count: int) -> None:
         count -= len(os.read(fd, count))
 
 
-def ended(processes: list[int], *descriptors: int) -> None:
+def end_all(processes: list[int], *descriptors: int) -> None:
     """Kill processes, and close descriptors."""
     for pid in processes:
         os.kill(pid, signal.SIGKILL)

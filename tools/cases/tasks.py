@@ -17,7 +17,7 @@ from typing import Any
 
 from cases.case import NO_BAR, THOUSAND, VALUE, Bar, Bench, LeftOut, Row, timed
 from cases.crowd import PATIENCE, reading, received
-from cases.groups import ended, forked, read_bytes
+from cases.groups import end_all, forked, read_bytes
 from cases.sleepers import append_times
 from cases.wakeups import on_log
 
@@ -76,7 +76,7 @@ def worked_together(path: Path, names: Iterator[int], count: int) -> float:
             left -= sum(os.read(done[0], 1 << 16))
         return count / (time.perf_counter() - began)
     finally:
-        ended(workers, *ready, *go, *done)
+        end_all(workers, *ready, *go, *done)
 
 
 def _share(path: Path, name: str, ready: int, go: int, done: int) -> None:
@@ -277,7 +277,7 @@ def takeover_time(log: Any) -> float:
         os.kill(holder, signal.SIGKILL)
         return (int.from_bytes(os.read(took[0], 8), "little") - began) / 1e9
     finally:
-        ended([holder, standby], *ready, *took)
+        end_all([holder, standby], *ready, *took)
 
 
 def _hold(path: Path, ready: int) -> None:
