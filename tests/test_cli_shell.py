@@ -49,7 +49,7 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("ta", {"tail", "table"}),
+        ("ta", {"tail", "table", "tasks"}),
         ("hub se", {"serve"}),
         ("hub serve --lev", {"--level"}),
         ("create --format f", {"fflg", "fixed"}),
