@@ -100,7 +100,7 @@ def redis_server(folder: Path) -> Iterator[Any]:
     try:
         import redis
     except ImportError:
-        raise LeftOut("the package redis is missing") from None
+        raise LeftOut("the package redis is missing; in .venv: pip install redis") from None
     if server is None:
         raise LeftOut("redis-server is missing; on Debian: apt-get install redis-server")
     path = folder / "redis.socket"
@@ -143,7 +143,7 @@ def persist_queue(folder: Path, count: int) -> float:
     try:
         import persistqueue
     except ImportError:
-        raise LeftOut("the package persist-queue is missing") from None
+        raise LeftOut("the package persist-queue is missing; in .venv: pip install persist-queue") from None
     path = folder / "persist"
     queue = persistqueue.SQLiteAckQueue(str(path), auto_commit=True)
     for _ in range(count):
