@@ -7,10 +7,10 @@ thread or task raises it at once. Prefetched records are dropped then.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Final, Protocol, Self, TypeVar
 from weakref import WeakValueDictionary
 
 from kvspool import system
@@ -23,6 +23,7 @@ from kvspool.record import Gap, Record
 from kvspool.system.handles import Handle
 
 NO_END = 1 << 62  # more records than any log has
+NOTHING: Final = object()  # there is no item now
 
 
 class Waker(Protocol):
@@ -262,6 +263,11 @@ class TurnReading(Handle):
     _is_closed = False
     _why = ""
 
+    @property
+    def is_over(self) -> bool:
+        """Return whether no more items will be returned."""
+        return self._left == 0
+
     def release(self) -> None:
         """Close the logs that are read; the next call reopens them."""
         raise NotImplementedError
@@ -283,6 +289,73 @@ class TurnReading(Handle):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class Turns(Protocol):
+    """A `TurnReading` that an event loop can wait for."""
+
+    missed: int
+
+    def __next__(self) -> Any:
+        """Return the next item; StopIteration if there is none now."""
+
+    async def sleep(self, left: float) -> None:
+        """Sleep in a task until there may be an item, for `left` seconds at most."""
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether no more items will be returned."""
+
+    def close(self) -> None:
+        """Close all logs and end the iteration."""
+
+
+class AsyncTurnReading(AsyncIterator[Any], Handle):
+    """Iterates as a `TurnReading` does, for `async for`. A cancelled wait loses no item."""
+
+    def __init__(self, reading: Turns, limit: int | None, timeout: float | None) -> None:
+        """timeout: seconds without an item after which the iteration ends; None: never."""
+        self._reading = reading
+        self._left = check(limit, "raise")
+        self._timeout = check_timeout(timeout)
+
+    @property
+    def missed(self) -> int:
+        """Return how many sequences were in Gaps so far."""
+        return self._reading.missed
+
+    async def __anext__(self) -> Any:
+        import asyncio
+
+        if self._left == 0:
+            raise StopAsyncIteration
+        await asyncio.sleep(0)  # logs that always have more must not block the loop's other tasks
+        deadline = None if self._timeout is None else system.port.monotonic() + self._timeout
+        while (item := self._next()) is NOTHING:
+            left = POLL if deadline is None else min(POLL, deadline - system.port.monotonic())
+            if self._reading.is_over or left <= 0:
+                raise StopAsyncIteration
+            await self._reading.sleep(left)
+        if self._left > 0 and item.__class__ is not Gap:
+            self._left -= 1
+        return item
+
+    def _next(self) -> Any:
+        try:
+            return self._reading.__next__()
+        except StopIteration:
+            return NOTHING
+
+    async def aclose(self) -> None:
+        """Close all logs; the iteration is over."""
+        self._left = 0
+        self._reading.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
 
 
 class Iterations:

@@ -10,11 +10,11 @@ committed. After the end of a member, others get its shards, and handle again wh
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping
-from typing import Any, Final, Generic, Self, TypeVar
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from typing import Any, Generic, Self, TypeVar
 
 from kvspool import system
-from kvspool.engine.iteration import Iterations, TurnReading, check, check_timeout
+from kvspool.engine.iteration import NOTHING, AsyncTurnReading, Iterations, TurnReading, check, check_timeout
 from kvspool.engine.wakeups import POLL, Watcher
 from kvspool.errors import Closed, GapError, Revoked
 from kvspool.gap import Gap
@@ -26,7 +26,6 @@ from kvspool.system.handles import Handle
 K = TypeVar("K", bound=Hashable)
 Callback = Callable[["GroupMember[Any]", frozenset[Any]], object]
 
-NOTHING: Final = object()
 BUSY_CHECK = 0.005  # seconds between two checks of the group while records follow each other
 _CHANGED = "the group"  # key of its watches
 
@@ -75,10 +74,10 @@ class GroupMember(Handle, Generic[K]):
         self.refuse_closed()
         return self._iterations.add(GroupReading(self, limit, on_gap, timeout, is_bounded=False))
 
-    def follow_async(self, *, timeout: float | None = None, limit: int | None = None, on_gap: OnGap = "raise") -> AsyncGroupReading[K]:
+    def follow_async(self, *, timeout: float | None = None, limit: int | None = None, on_gap: OnGap = "raise") -> AsyncTurnReading:
         """Iterate with `async for`, and wait in the event loop; see `follow`. The other calls of the member may block for a short time."""
         self.refuse_closed()
-        return AsyncGroupReading(self._iterations.add(GroupReading(self, None, on_gap, 0.0, is_bounded=False)), limit, timeout)
+        return AsyncTurnReading(self._iterations.add(GroupReading(self, None, on_gap, 0.0, is_bounded=False)), limit, timeout)
 
     def commit(self) -> dict[K, int]:
         """Store the positions after all returned records of the owned shards, and return them; then release shards that others are to own.
@@ -380,54 +379,8 @@ class GroupReading(TurnReading, Iterator[Any], Generic[K]):
             await watcher.sleep(min(left, longest))
         self._member.hurry(looks=True)
 
-    @property
-    def is_over(self) -> bool:
-        """Return whether no more items will be returned."""
-        return self._left == 0
-
     def release(self) -> None:
         """Close the shards' files; the next call reopens them."""
         source, self._source = self._source, None
         if source is not None:
             source.close()
-
-
-class AsyncGroupReading(AsyncIterator[Any], Handle, Generic[K]):
-    """Iterates as `GroupReading` does, for `async for`. A cancelled wait loses no record."""
-
-    def __init__(self, reading: GroupReading[K], limit: int | None, timeout: float | None) -> None:
-        self._reading = reading
-        self._left = check(limit, "raise")
-        self._timeout = check_timeout(timeout)
-
-    @property
-    def missed(self) -> int:
-        """Return how many sequences were in Gaps so far."""
-        return self._reading.missed
-
-    async def __anext__(self) -> Any:
-        import asyncio
-
-        if self._left == 0:
-            raise StopAsyncIteration
-        await asyncio.sleep(0)  # shards that always have more must not block the loop's other tasks
-        deadline = None if self._timeout is None else system.port.monotonic() + self._timeout
-        while (item := next(self._reading, NOTHING)) is NOTHING:
-            left = POLL if deadline is None else min(POLL, deadline - system.port.monotonic())
-            if self._reading.is_over or left <= 0:
-                raise StopAsyncIteration
-            await self._reading.sleep(left)
-        if self._left > 0 and item.__class__ is not Gap:
-            self._left -= 1
-        return item
-
-    async def aclose(self) -> None:
-        """Release the shards' files; the iteration is over."""
-        self._left = 0
-        self._reading.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()

@@ -6,11 +6,11 @@ A worker notices others in its own calls: while it waits, and at least every 5 m
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Iterable, Iterator
-from typing import Any, Final, Protocol, Self
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol, Self
 
 from kvspool import system
-from kvspool.engine.iteration import Iterations, TurnReading, check, check_timeout
+from kvspool.engine.iteration import AsyncTurnReading, Iterations, TurnReading, check, check_timeout
 from kvspool.engine.wakeups import BLIND_POLL, POLL, Watcher
 from kvspool.errors import Closed, GapError, Reentered
 from kvspool.gap import Gap
@@ -21,7 +21,6 @@ from kvspool.tasks.dead import DeadLetters
 from kvspool.tasks.source import WORKERS, TaskSource, lost_error
 from kvspool.tasks.task import Task
 
-NOTHING: Final = object()
 SOON, SOON_TIMES = 0.002, 10  # seconds, and number, of the sleeps after an event: a process that ends frees its byte a moment later
 
 
@@ -79,10 +78,10 @@ class TaskWorker(Handle):
         self.refuse_closed()
         return self._iterations.add(TaskReading(self, limit, on_gap, timeout))
 
-    def follow_async(self, *, timeout: float | None = None, limit: int | None = None, on_gap: OnGap = "raise") -> AsyncTaskReading:
+    def follow_async(self, *, timeout: float | None = None, limit: int | None = None, on_gap: OnGap = "raise") -> AsyncTurnReading:
         """Iterate with `async for` over tasks, and wait in the event loop; see `follow`. Other calls may block for a short time."""
         self.refuse_closed()
-        return AsyncTaskReading(self._iterations.add(TaskReading(self, None, on_gap, 0.0)), limit, timeout)
+        return AsyncTurnReading(self._iterations.add(TaskReading(self, None, on_gap, 0.0)), limit, timeout)
 
     def take(self, most: int = 1, *, wait: float | None = 0.0, on_gap: OnGap = "raise") -> list[Task]:
         """Return up to `most` tasks; as soon as there is one, all that are there now. wait: seconds to wait for one; None: no limit.
@@ -377,54 +376,8 @@ class TaskReading(TurnReading, Iterator[Any]):
             self._soon = SOON_TIMES
             self._worker.hurry()
 
-    @property
-    def is_over(self) -> bool:
-        """Return whether no more tasks will be returned."""
-        return self._left == 0
-
     def release(self) -> None:
         """Close the watcher: a thread that sleeps wakes."""
         watcher, self._watcher = self._watcher, None
         if watcher is not None:
             watcher.close()
-
-
-class AsyncTaskReading(AsyncIterator[Any], Handle):
-    """Iterates as `TaskReading` does, for `async for`. A cancelled wait loses no task."""
-
-    def __init__(self, reading: TaskReading, limit: int | None, timeout: float | None) -> None:
-        self._reading = reading
-        self._left = check(limit, "raise")
-        self._timeout = check_timeout(timeout)
-
-    @property
-    def missed(self) -> int:
-        """Return how many sequences were in Gaps so far."""
-        return self._reading.missed
-
-    async def __anext__(self) -> Any:
-        import asyncio
-
-        if self._left == 0:
-            raise StopAsyncIteration
-        await asyncio.sleep(0)  # a list that always has more must not block the loop's other tasks
-        deadline = None if self._timeout is None else system.port.monotonic() + self._timeout
-        while (item := next(self._reading, NOTHING)) is NOTHING:
-            left = POLL if deadline is None else min(POLL, deadline - system.port.monotonic())
-            if self._reading.is_over or left <= 0:
-                raise StopAsyncIteration
-            await self._reading.sleep(left)
-        if self._left > 0 and item.__class__ is not Gap:
-            self._left -= 1
-        return item
-
-    async def aclose(self) -> None:
-        """Close the watcher; the iteration is over."""
-        self._left = 0
-        self._reading.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
