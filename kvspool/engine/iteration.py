@@ -291,7 +291,7 @@ class TurnReading(Handle):
         self.close()
 
 
-class Turns(Protocol):
+class SleepingReading(Protocol):
     """A `TurnReading` that an event loop can wait for."""
 
     missed: int
@@ -313,7 +313,7 @@ class Turns(Protocol):
 class AsyncTurnReading(AsyncIterator[Any], Handle):
     """Iterates as a `TurnReading` does, for `async for`. A cancelled wait loses no item."""
 
-    def __init__(self, reading: Turns, limit: int | None, timeout: float | None) -> None:
+    def __init__(self, reading: SleepingReading, limit: int | None, timeout: float | None) -> None:
         """timeout: seconds without an item after which the iteration ends; None: never."""
         self._reading = reading
         self._left = check(limit, "raise")
