@@ -357,18 +357,6 @@ class TaskWindow(TaskSlots):
         finally:
             self.end()
 
-
-
-
-
-
-
-
-
-
-
-
-
     # Workers that ended, and records that don't exist.
 
     def release(self, owner: int) -> int:

@@ -146,8 +146,6 @@ def test_certificates_that_can_not_be_made_or_read_say_so(tmp_path: Path, capfd:
 def test_a_certificate_that_has_expired_is_shown_with_code_1(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
 
 
-
-
     assert main(["hub", "certificate", "init", str(tmp_path / "pki"), "--name", "a", "--days", "1"]) == 0
     with system.replaced(StoppedClock()) as clock:
         assert isinstance(clock, StoppedClock)

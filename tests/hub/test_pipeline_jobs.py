@@ -271,7 +271,6 @@ def test_a_log_of_a_session_that_is_a_fifo_is_refused_and_not_waited_for(tmp_pat
     assert (tmp_path / "file").read_bytes() == b"said"
 
 
-
 def test_durations() -> None:
     assert [seconds(text) for text in ("1 second", "250 milliseconds", "2 hours", "1 week")] == [1, 0.25, 7200, 604800]
 
