@@ -53,6 +53,31 @@ def start(function: Callable[[], Any], seconds: int = 60, fork: Callable[[], int
     return wait
 
 
+@contextmanager
+def process(work: Callable[[Callable[[bytes], None]], None]) -> Iterator[tuple[int, Callable[[], bytes]]]:
+    """Run `work(say)` in a forked process. Yield its id, and a function that returns its next byte; it is killed at the end."""
+    reads, writes = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(reads)
+            work(lambda word: os.write(writes, word) and None)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+    os.close(writes)
+    try:
+        yield pid, lambda: os.read(reads, 1)
+    finally:
+        os.close(reads)
+        try:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        except (ProcessLookupError, ChildProcessError):
+            pass
+
+
 def _run(function: Callable[[], Any], seconds: int, write_end: int) -> None:
     # A loop in compiled code never lets a Python handler run, so the alarm keeps its default action: it ends the child.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)

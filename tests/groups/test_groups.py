@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from subjects import KINDS, SHARED, Subject, process
+from children import process
+from subjects import KINDS, SHARED, Subject
 
 import hub
 import kvspool

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from faults import FailingPort
-from task_processes import create
+from task_logs import create
 
 import kvspool
 from kvspool import system

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from task_processes import process
+from children import process
 
 import hub
 import kvspool

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from task_processes import KINDS, create, process
+from children import process
+from task_logs import KINDS, create
 
 import kvspool
 from kvspool import Gap, GapError, system
