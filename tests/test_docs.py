@@ -112,3 +112,14 @@ def test_the_site_has_each_page_in_its_navigation() -> None:
     docs = Path(__file__).parent.parent / "docs"
     named = re.findall(r"^ +- ([\w/.-]+\.md)$", (docs.parent / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
     assert sorted(named) == sorted({*(path.name for path in docs.glob("*.md")), *(f"{name}/README.md" for name in FOLDERS)})
+
+
+def test_decisions_are_numbered_without_a_gap_and_listed_with_their_titles() -> None:
+    folder = Path(__file__).parent.parent / "docs" / "decisions"
+    pages = sorted(folder.glob("[0-9]*.md"))
+    titles = [page.read_text(encoding="utf-8").partition("\n")[0] for page in pages]
+    assert [title[:6] for title in titles] == [f"# {number:04}" for number in range(1, len(pages) + 1)]
+    listed = re.findall(r"^- \[(\d{4})\]\(([\w.-]+)\) (.*(?:\n  .*)*)$", (folder / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert [(f"# {number} {' '.join(title.split())}", name) for number, name, title in listed] == [
+        (title, page.name) for title, page in zip(titles, pages, strict=True)
+    ]
