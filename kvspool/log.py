@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NoReturn, Self
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from kvspool import producers
 from kvspool.engine.cursor import Cursor
@@ -23,7 +23,7 @@ from kvspool.groups.single import LogGroups
 from kvspool.options import Isolation, OnGap, Start, check_sequence
 from kvspool.producers import Producer, ProducerStats
 from kvspool.record import Codec, Record
-from kvspool.system.handles import Handle
+from kvspool.system.handles import ClosingHandle
 from kvspool.tasks.single import LogTasks
 from kvspool.writer import Writer
 
@@ -68,7 +68,7 @@ def unsupported(kind: str, capability: str) -> Unsupported:
 TRIES = 5  # reads of the last records, which rewinds may take back at that moment
 
 
-class Log(Handle, LogGroups, LogTasks, ABC):
+class Log(ClosingHandle, LogGroups, LogTasks, ABC):
     """A handle of one log. Get it from `kvspool.create` or `kvspool.open`.
 
     Several threads may use it at once. It survives a fork: the child opens its own files on first use. `with` closes it. An empty log is
@@ -579,12 +579,6 @@ class Log(Handle, LogGroups, LogTasks, ABC):
         At the level "memory" this does not affect appended records. At "os" and "disk" it flushes. If that fails it raises the errors of
         `sync`, and the handle is closed nevertheless. In a signal handler during an append it raises Reentered, and closes nothing.
         """
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.path}{' closed' if self.closed else ''}>"

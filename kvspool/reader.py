@@ -23,7 +23,7 @@ from kvspool.engine.iteration import Following, Iteration, Iterations
 from kvspool.errors import GapError, OutOfRange, Truncated
 from kvspool.gap import Gap
 from kvspool.options import Isolation, OnGap, Start, check_isolation, check_sequence
-from kvspool.system.handles import Handle
+from kvspool.system.handles import ClosingHandle
 
 if TYPE_CHECKING:
     from kvspool.engine.following import AsyncFollowing
@@ -61,7 +61,7 @@ class ReaderStats(msgspec.Struct, frozen=True):
     problem: str = ""
 
 
-class OpenReader(Handle, ABC):
+class OpenReader(ClosingHandle, ABC):
     """A durable reader that this process has open: of a log, or of a hub root."""
 
     def __init__(self, name: str, isolation: Isolation) -> None:
@@ -93,12 +93,6 @@ class OpenReader(Handle, ABC):
     @abstractmethod
     def _release(self) -> None:
         """Let others open the reader."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class Reader(OpenReader):

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any, ClassVar, Generic, NoReturn, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Generic, NoReturn, Protocol, TypeVar
 
 from kvspool.errors import Closed
-from kvspool.system.handles import Handle
+from kvspool.system.handles import ClosingHandle
 
 One = TypeVar("One", covariant=True)  # the place of a record: its sequence in a log
 Many = TypeVar("Many", covariant=True)  # those of a batch
@@ -55,7 +54,7 @@ class Appendable(Protocol[One, Many, Synced]):
     def sync(self, timeout: float | None = None) -> Synced: ...
 
 
-class OpenWriter(Handle, Generic[One, Many, Synced]):
+class OpenWriter(ClosingHandle, Generic[One, Many, Synced]):
     """Appends to a log or a shard set until it is closed. Threads may share it.
 
     append: the `append` of the log, with this writer's timeout.
@@ -88,12 +87,6 @@ class OpenWriter(Handle, Generic[One, Many, Synced]):
         """Close the writer: every later append raises Closed. The log stays open."""
         self.append = self._refuse
         self._log = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {'nothing: closed' if self._log is None else self._log.path}>"

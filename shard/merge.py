@@ -21,7 +21,7 @@ from kvspool.engine.iteration import check_spin
 from kvspool.engine.wakeups import Watcher
 from kvspool.options import OnGap
 from kvspool.record import Gap
-from kvspool.system.handles import Handle
+from kvspool.system.handles import ClosingHandle
 from shard.kernel.following_py import FEW, REST
 from shard.kernel.merge import FollowingLoops, MergeSource, Merging
 from shard.kernel.merge_py import LOOK_AROUND, UNREADABLE
@@ -32,7 +32,7 @@ R = TypeVar("R", covariant=True)
 NoGaps = Literal["raise", "skip"]  # kinds of `OnGap` for which an iteration returns only records
 
 
-class Merge(Merging, Iterator[R], Handle):
+class Merge(Merging, Iterator[R], ClosingHandle):
     """Iterates over several bounded logs. `limit` and `on_gap`: as in `kvspool.Log.read`."""
 
     if TYPE_CHECKING:
@@ -40,14 +40,8 @@ class Merge(Merging, Iterator[R], Handle):
         def __iter__(self) -> Self: ...
         def __next__(self) -> R: ...
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class Values(Iterator[R], Handle, Generic[R]):
+class Values(Iterator[R], ClosingHandle, Generic[R]):
     """Iterates over the stored bytes of the records of a merge, and over its Gaps."""
 
     def __init__(self, merge: Merge[Any]) -> None:
@@ -66,12 +60,6 @@ class Values(Iterator[R], Handle, Generic[R]):
     def close(self) -> None:
         """Close all logs and end the iteration."""
         self._merge.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class SpinningWatcher(Watcher):

@@ -13,7 +13,7 @@ from kvspool.groups.verb import HasGroups
 from kvspool.log import Log as Log
 from kvspool.options import Isolation, OnGap
 from kvspool.record import Gap, Record
-from kvspool.system.handles import Handle
+from kvspool.system.handles import ClosingHandle
 from kvspool.tasks.verb import HasTasks
 from shard import descriptors
 from shard.merge import FollowingMerge, Merge, NoGaps, Values
@@ -27,7 +27,7 @@ S = TypeVar("S")  # further starts
 M = TypeVar("M", bound=Merge[Any])
 
 
-class MergedLogs(HasGroups, HasTasks, Handle, Generic[K, R, S]):
+class MergedLogs(HasGroups, HasTasks, ClosingHandle, Generic[K, R, S]):
     """Several logs that are read as one. An empty one is true, like every handle."""
 
     HELPERS = frozenset(("each_log", "placed_at"))

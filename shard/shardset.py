@@ -396,12 +396,6 @@ class ShardSet(Spread, MergedLogs[int, ShardRecord, datetime | Mapping[int, int]
     def _closed_words(self) -> str:
         return f"{self.root} was closed; open it again"
 
-    def __enter__(self) -> ShardSet:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         return f"<ShardSet {self.root} prefix={self.prefix!r} bits={self.bits}{' closed' if self.closed else ''}>"
 

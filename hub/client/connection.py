@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -17,7 +16,7 @@ from hub.protocol import ingest, reading
 from hub.protocol.ingest import Done, Opened, Opening, Ping, Put, Refused
 from hub.root import columns
 from kvspool import system
-from kvspool.system.handles import Handle
+from kvspool.system.handles import ClosingHandle
 
 SILENCE = 30.0  # seconds without an answer after which a connection counts as dead
 _BROKEN = (pa.ArrowException, OSError, StopIteration)  # errors of Flight on a broken connection
@@ -98,7 +97,7 @@ def jittered(seconds: float) -> float:
     return seconds * (0.5 + int.from_bytes(system.port.random(4), "little") / (1 << 32))
 
 
-class Connection(Handle):
+class Connection(ClosingHandle):
     """One open call, used by one thread.
 
     That thread writes and reads in turn. If a read finds the call ended, Flight's client ends the writing half itself, and aborts the
@@ -226,9 +225,3 @@ class Connection(Handle):
                 self._is_dead = True
                 self._reader.cancel()
                 return
-
-    def __enter__(self) -> Connection:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()

@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 
 import shard
 from hub.client import hubs
@@ -36,7 +35,7 @@ from kvspool.errors import KvspoolError, NotALog
 from kvspool.opening import logs
 from kvspool.options import Isolation
 from kvspool.queue import is_queue
-from kvspool.system.handles import Handle, close_all
+from kvspool.system.handles import ClosingHandle, Handle, close_all
 from shard.merged import Log
 
 LINGER = 0.002  # seconds
@@ -54,7 +53,7 @@ KEEP_ALIVE = 1.0  # seconds between two heartbeats of the durable readers during
 logger = logging.getLogger("kvspool.ship")
 
 
-class HubShipper(Handle):
+class HubShipper(ClosingHandle):
     """Ships one log or one shard set to one hub as the client `client`. `run` ships in the calling thread until `stop` is called."""
 
     def __init__(
@@ -252,12 +251,6 @@ class HubShipper(Handle):
     def close(self) -> None:
         """Close the durable readers and the logs."""
         close_all(self.senders)
-
-    def __enter__(self) -> HubShipper:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
 
 
 @contextmanager

@@ -16,7 +16,6 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from types import TracebackType
 from typing import Literal
 
 import msgspec
@@ -35,7 +34,7 @@ from hub.security import private
 from kvspool import system
 from kvspool.errors import KvspoolError, LogExists
 from kvspool.options import Isolation
-from kvspool.system.handles import Handle
+from kvspool.system.handles import ClosingHandle
 from shard import descriptors
 
 IMPATIENT_WAIT = 0.05  # seconds, with `until_empty`
@@ -83,7 +82,7 @@ class MirrorStatus(msgspec.Struct, frozen=True):
     shards: list[ShardMirrorStatus]
 
 
-class Mirror(Handle):
+class Mirror(ClosingHandle):
     """Pulls the shards of a hub into a hub root. `run` pulls in the calling thread until `stop` is called."""
 
     def __init__(
@@ -303,9 +302,3 @@ class Mirror(Handle):
         if not self._lock.is_closed:
             with self._lock as fd:
                 system.port.unlock_file(fd)
-
-    def __enter__(self) -> Mirror:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()

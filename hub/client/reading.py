@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from hub.root.records import HubRecord
 from kvspool.engine.iteration import check
 from kvspool.errors import GapError
 from kvspool.options import OnGap
 from kvspool.record import Gap
-from kvspool.system.handles import Handle
+from kvspool.system.handles import ClosingHandle
 
 if TYPE_CHECKING:
     import pyarrow
@@ -19,7 +19,7 @@ R = TypeVar("R", covariant=True)
 COLUMNS = ("sequence", "timestamp", "type", "key", "value", "codec")
 
 
-class RemoteReading(Iterator[R], Handle, Generic[R]):
+class RemoteReading(Iterator[R], ClosingHandle, Generic[R]):
     """Iterates over the records (`HubRecord`) of a shard, and over Gaps according to `on_gap`. `missed`: sequences in Gaps so far."""
 
     def __init__(self, batches: Generator[pyarrow.RecordBatch | Gap], client: str, shard: int, on_gap: OnGap) -> None:
@@ -52,9 +52,3 @@ class RemoteReading(Iterator[R], Handle, Generic[R]):
         """End the iteration, and the stream of the hub."""
         self._rows = iter(())
         self._batches.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

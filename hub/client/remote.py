@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from datetime import datetime
-from types import TracebackType
 from typing import Literal, overload
 
 import pyarrow as pa
@@ -31,14 +30,14 @@ from kvspool.engine.iteration import check as check_limit
 from kvspool.errors import OutOfRange
 from kvspool.options import Isolation, OnGap, check_isolation, check_sequence
 from kvspool.record import Gap
-from kvspool.system.handles import Handle
+from kvspool.system.handles import ClosingHandle
 from shard.merge import NoGaps
 
 Start = int | str | datetime | LogPosition
 TIMEOUT = 15.0  # seconds for a call that is answered at once
 
 
-class RemoteHub(Handle):
+class RemoteHub(ClosingHandle):
     """A hub on another host, or several with the same records, open for reading. Can be shared by threads.
 
     After a lost connection, the next call reconnects. Of several hubs, a call or stream whose hub is lost goes over to another one within
@@ -311,12 +310,6 @@ class RemoteHub(Handle):
         """Close the connection. Streams in progress raise Closed, at once if other threads wait for them."""
         self._is_closed = True
         self._hub.close()
-
-    def __enter__(self) -> RemoteHub:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
 
 
 def _time(time: Time | datetime | None) -> Time | None:

@@ -11,7 +11,6 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
 
 from hub.client import hubs
 from hub.client.connection import SILENCE, Security
@@ -20,12 +19,12 @@ from hub.client.hub_shipper import COMMIT_INTERVAL, KEEP_ALIVE, LINGER, WINDOW, 
 from hub.client.ship_status import SenderStatus, ShipStatus, State
 from hub.protocol.ingest import BATCH_BYTES
 from kvspool.options import Isolation
-from kvspool.system.handles import Handle, close_all
+from kvspool.system.handles import ClosingHandle, close_all
 
 logger = logging.getLogger("kvspool.ship")
 
 
-class Shipper(Handle):
+class Shipper(ClosingHandle):
     """Ships one log or one shard set as the client `client`. `run` ships until `stop` is called."""
 
     def __init__(
@@ -160,12 +159,6 @@ class Shipper(Handle):
     def close(self) -> None:
         """Close the durable readers and the logs."""
         close_all(self.hubs)
-
-    def __enter__(self) -> Shipper:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
 
 
 def _state(states: list[State]) -> State:

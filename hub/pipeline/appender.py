@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Self
 from urllib.parse import quote
 
 import msgspec
@@ -45,7 +44,7 @@ from hub.tables.errors import Overtaken, TableError
 from hub.tables.files import DataFile, FileWriter, remove_files
 from hub.tables.place import TablePlace
 from kvspool import Gap, system
-from kvspool.system.handles import Handle
+from kvspool.system.handles import ClosingHandle
 
 CODECS = ("json", "msgpack", "keyed", "text", "raw")
 EVERY = 5.0  # seconds between two commits of a follower, at least
@@ -92,7 +91,7 @@ Report = Callable[[AppendProgress], None]
 Span = tuple[ShardKey, int, int]  # the sequences first..end-1 of a shard
 
 
-class TableAppender(Handle):
+class TableAppender(ClosingHandle):
     """Appends the records of logs to a table. Use it in one thread; `stop` may be called from a signal handler."""
 
     def __init__(
@@ -304,12 +303,6 @@ class TableAppender(Handle):
             )
         with self._lock:
             self.progress = msgspec.structs.replace(self.progress, lost=self.progress.lost + gap.count)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the logs. Rows of an unfinished step are not in the table."""

@@ -382,12 +382,6 @@ class HubRoot(MergedLogs[Key, HubRecord, datetime]):
     def _closed_words(self) -> str:
         return f"{self.path} was closed; open it again"
 
-    def __enter__(self) -> HubRoot:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         return f"<HubRoot {self.path}{' closed' if self.closed else ''}>"
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 
 import kvspool
 from hub.client_ids import check_client
@@ -47,7 +47,7 @@ from kvspool.opening import logs
 from kvspool.options import TIMEOUT
 from kvspool.system import disk
 from kvspool.system.descriptor import Descriptor
-from kvspool.system.handles import Handle, close_all
+from kvspool.system.handles import ClosingHandle, close_all
 from shard import descriptors, route
 from shard.errors import ShardError
 from shard.shardset import open_shard
@@ -62,7 +62,7 @@ PER_JOURNAL = 4  # descriptors of one that is appended to; a read or a new segme
 Key = tuple[str, int]  # client and shard
 
 
-class Store(Handle):
+class Store(ClosingHandle):
     """All shards under a hub root. Only one process at a time opens it; threads may share it. Raises RootInUse."""
 
     def __init__(
@@ -325,12 +325,6 @@ class Store(Handle):
             if not self._lock_file.is_closed:
                 with self._lock_file as fd:
                     system.port.unlock_file(fd)
-
-    def __enter__(self) -> Store:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
 
 
 def lock_root(root: Path) -> Descriptor:

@@ -20,7 +20,7 @@ from kvspool.errors import Closed, GapError, LogVanished
 from kvspool.kernel.frames import Batch, Items
 from kvspool.options import OnGap
 from kvspool.record import Gap, Record
-from kvspool.system.handles import Handle
+from kvspool.system.handles import ClosingHandle, Handle
 
 NO_END = 1 << 62  # more records than any log has
 NOTHING: Final = object()  # there is no item now
@@ -44,7 +44,7 @@ E = TypeVar("E", bound=Endable)
 T = TypeVar("T")
 
 
-class Iteration(Iterator[Any], Handle):
+class Iteration(Iterator[Any], ClosingHandle):
     """Iterates over the records that a cursor has now, and over Gaps according to `on_gap`.
 
     "raise": GapError, and the next call continues after it. "yield": the Gap instead of the records. "skip": only counted, in `missed`. Not
@@ -204,12 +204,6 @@ class Iteration(Iterator[Any], Handle):
         """Release the iteration's files. They may be released already."""
         self.cursor.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 class Following(Iteration):
     """Iterates over the records that a cursor has, and waits for more; ends after `timeout` seconds without one (None: never).
@@ -253,7 +247,7 @@ class Following(Iteration):
         super()._release()
 
 
-class TurnReading(Handle):
+class TurnReading(ClosingHandle):
     """An iteration over many logs that takes turns with others at one position; see `Iterations` for its end.
 
     _left: records that may still be returned; -1: no limit. _why: why its handle was closed.
@@ -283,12 +277,6 @@ class TurnReading(Handle):
         if self._left != 0:
             self._why = why
             self.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class SleepingReading(Protocol):

@@ -11,7 +11,7 @@ committed. After the end of a member, others get its shards, and handle again wh
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, TypeVar
 
 from kvspool import system
 from kvspool.engine.iteration import NOTHING, AsyncTurnReading, Iterations, TurnReading, check, check_timeout
@@ -21,7 +21,7 @@ from kvspool.gap import Gap
 from kvspool.groups.membership import Membership
 from kvspool.groups.share import GroupLag, GroupShare, GroupSource
 from kvspool.options import OnGap
-from kvspool.system.handles import Handle
+from kvspool.system.handles import ClosingHandle
 
 K = TypeVar("K", bound=Hashable)
 Callback = Callable[["GroupMember[Any]", frozenset[Any]], object]
@@ -30,7 +30,7 @@ BUSY_CHECK = 0.005  # seconds between two checks of the group while records foll
 _CHANGED = "the group"  # key of its watches
 
 
-class GroupMember(Handle, Generic[K]):
+class GroupMember(ClosingHandle, Generic[K]):
     """An open member of a group. Get it from `group`; use it in one thread. `with` closes it. Closing does not commit.
 
     Shards are named as in the records: 0 for a single log, the number in a shard set, client and number in a hub root. A forked child can't
@@ -270,12 +270,6 @@ class GroupMember(Handle, Generic[K]):
 
     def _closed_words(self) -> str:
         return f"the member of the group {self.name!r} was closed; join again"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<GroupMember of {self.name!r} with {len(self.assigned)} shards{' closed' if self.closed else ''}>"

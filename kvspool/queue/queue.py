@@ -47,13 +47,13 @@ from kvspool.queue.contents import ChunkPart, QueueStats
 from kvspool.queue.flusher import QueueFlusher
 from kvspool.queue.sleeper import QueueSleeper, Watched
 from kvspool.system import filesystems, forks
-from kvspool.system.handles import Handle
+from kvspool.system.handles import ClosingHandle
 
 T = TypeVar("T")
 TIMEOUT = 10.0  # seconds that a handle waits for a lock before LockTimeout names its holder
 
 
-class ChunkQueue(Handle):
+class ChunkQueue(ClosingHandle):
     """A handle of one queue. Get it from `kvspool.queue.create` or `kvspool.queue.open`.
 
     Several threads may use it at once. It survives a fork: the child opens its own files on first use. `len` is the number of chunks;
@@ -549,12 +549,6 @@ class ChunkQueue(Handle):
             sleeper.close()
         if chain is not None:
             chain.close()
-
-    def __enter__(self) -> ChunkQueue:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __del__(self) -> None:
         if not getattr(self, "_is_closed", True):

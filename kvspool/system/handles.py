@@ -5,9 +5,10 @@ A copy would close the same descriptor a second time, when its number may be tha
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable
 from contextlib import ExitStack
-from typing import Any, ClassVar, NoReturn, Protocol
+from typing import Any, ClassVar, NoReturn, Protocol, Self
 
 
 def refuse_copy(handle: object) -> NoReturn:
@@ -34,6 +35,22 @@ class Handle:
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         refuse_copy(self)
+
+
+class ClosingHandle(Handle):
+    """A mix-in for a handle that `with` closes."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the handle."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class Closable(Protocol):

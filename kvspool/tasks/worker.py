@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 from kvspool import system
 from kvspool.engine.iteration import AsyncTurnReading, Iterations, TurnReading, check, check_timeout
@@ -16,7 +16,7 @@ from kvspool.errors import Closed, GapError, Reentered
 from kvspool.gap import Gap
 from kvspool.options import OnGap
 from kvspool.system import forks
-from kvspool.system.handles import Handle
+from kvspool.system.handles import ClosingHandle
 from kvspool.tasks.dead import DeadLetters
 from kvspool.tasks.source import WORKERS, TaskSource, lost_error
 from kvspool.tasks.task import Task
@@ -40,7 +40,7 @@ class Sources(Protocol):
         """Release what belongs to no source."""
 
 
-class TaskWorker(Handle):
+class TaskWorker(ClosingHandle):
     """An open worker. Get it from `tasks`; threads may share it. `with` closes it, and gives tasks that are not over back.
 
     It survives a fork: the child is another worker. Tasks from before the fork are the parent's; in the child their calls raise LeaseLost.
@@ -281,12 +281,6 @@ class TaskWorker(Handle):
 
     def _closed_words(self) -> str:
         return f"the worker of the tasks {self.name!r} was closed; open another one"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<TaskWorker of {self.name!r}{' closed' if self.closed else ''}>"
