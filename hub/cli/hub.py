@@ -190,12 +190,18 @@ def _table(clients: list[ClientStats]) -> Table:
             Text(client.client),
             f"{len(client.shards):,}" if len(client.shards) == 1 << client.bits else f"{len(client.shards):,} of {1 << client.bits:,}",
             f"{client.records:,}",
-            f"{sizes.show(client.used)} ({100 * client.used / max(1, client.capacity):.0f} %)",
-            sizes.show(client.capacity),
+            _used(client),
+            sizes.show(client.capacity) if client.capacity else "-",
             _generations(client),
             stats.when(client.last_timestamp),
         )
     return table
+
+
+def _used(client: ClientStats) -> str:
+    """Return the bytes of a client's records; with their share of the capacity, which journals don't have."""
+    share = f" ({100 * client.used / client.capacity:.0f} %)" if client.capacity else ""
+    return f"{sizes.show(client.used)}{share}"
 
 
 def _generations(client: ClientStats) -> str:
