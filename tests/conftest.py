@@ -13,6 +13,7 @@ from typing import Any
 
 import crash_states
 import pytest
+from commands import Run
 from hypothesis import settings
 from loops import IS_SECOND_RUN, twins
 from rings import Ring
@@ -140,6 +141,12 @@ def interpreted() -> Iterator[None]:
 def no_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let calls of `main` see the plugins that a test gives them, and no others."""
     monkeypatch.setattr("kvspool.cli.plugins.metadata.entry_points", lambda group: [])
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str], tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Run the command in this process: `run("read", path, "--json").objects`."""
+    return Run(capfd.readouterr, tmp_path_factory.getbasetemp() / "input")
 
 
 @pytest.fixture

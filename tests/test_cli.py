@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import functools
-import io
 import json
 import os
 import re
@@ -22,6 +21,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from commands import Run
 
 import kvspool
 from kvspool import Gap, Record, Spool, system
@@ -37,7 +37,7 @@ COMMAND = [sys.executable, "-m", "kvspool.cli"]
 HOSTILE = "\x1b]0;owned\x07\r\n\x9b31m\u202eevil\x00"
 
 
-def run(*arguments: object, given: bytes = b"", **options: Any) -> subprocess.CompletedProcess[bytes]:
+def spawn(*arguments: object, given: bytes = b"", **options: Any) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run([*COMMAND, *map(str, arguments)], input=given, capture_output=True, check=False, **options)
 
 
@@ -48,22 +48,6 @@ def log(tmp_path: Path) -> Iterator[Spool]:
 
 
 pytestmark = pytest.mark.usefixtures("no_plugins")
-
-
-@pytest.fixture
-def feed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bytes], None]]:
-    """Give standard input of this process some bytes."""
-    opened: list[io.TextIOWrapper] = []
-
-    def put(data: bytes) -> None:
-        path = tmp_path / f"input{len(opened)}"
-        path.write_bytes(data)
-        opened.append(path.open(encoding="utf-8"))
-        monkeypatch.setattr(sys, "stdin", opened[-1])
-
-    yield put
-    for file in opened:
-        file.close()
 
 
 def objects(text: str | bytes) -> list[Any]:
@@ -89,9 +73,8 @@ def test_installed_command_shows_its_version() -> None:
     assert done.stdout.strip() == f"kvspool {kvspool.__version__}"
 
 
-def test_help_names_every_command_and_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--help"]) == 0
-    shown = capsys.readouterr().out
+def test_help_names_every_command_and_exit_code(run: Run) -> None:
+    shown = run("--help").out
     assert all(re.search(rf"^    {name} ", shown, re.M) for name in ("create", "append", "read", "tail", "readers", "stats", "doctor"))
     classes = [kvspool.KvspoolError]
     for found in classes:
@@ -99,78 +82,20 @@ def test_help_names_every_command_and_exit_code(capsys: pytest.CaptureFixture[st
     assert all(re.search(rf"^  {code}  ", shown, re.M) for code in {0, 130, *(found.exit_code for found in classes)})
 
 
-@pytest.mark.parametrize("name", ["create", "append", "read", "tail", "readers", "stats", "doctor"])
-def test_help_of_a_command_has_examples(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([name, "--help"]) == 0
-    assert capsys.readouterr().out.count(f"kvspool {name}") >= 3  # the usage, and two examples at least
-
-
 def test_help_imports_nothing_heavy() -> None:
     code = "import sys, kvspool.cli; print(sorted({'rich.console', 'pyarrow', 'asyncio', 'pyspark'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
-def test_no_command_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([]) == 2
-    assert "Commands:" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["nonsense"],
-        ["create"],
-        ["create", "x", "--capacity", "many"],
-        ["create", "x", "--mode", "9"],
-        ["create", "x", "--codec", "pickle"],
-        ["append", "x", "--type", "256"],
-        ["append", "x", "--batch", "0"],
-        ["append", "x", "--key", "a", "--key-field", "b"],
-        ["append", "x", "--key-field", "b"],
-        ["read", "x", "--start", "soon"],
-        ["read", "x", "--start", "9" * 5000],
-        ["read", "x", "--start", "1969-12-31"],
-        ["read", "x", "--start", "9999-01-01"],
-        ["read", "x", "--limit", "-1"],
-        ["read", "x", "--json", "--values"],
-        ["tail", "x", "--timeout", "nan"],
-        ["tail", "x", "--timeout", "soon"],
-        ["tail", "x", "-n", "few"],
-    ],
-)
-def test_wrong_usage_is_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(arguments) == 2
-    assert capsys.readouterr().err
-
-
-def test_missing_log_is_3_and_one_sentence(tmp_path: Path) -> None:
-    for name in ("read", "tail", "stats", "append"):
-        done = run(name, tmp_path / "nothing")
-        assert done.returncode == 3
-        assert b"does not exist" in done.stderr.splitlines()[-1] and b"Traceback" not in done.stderr
-
-
-def test_foreign_path_is_4(tmp_path: Path) -> None:
-    assert main(["read", str(tmp_path)]) == 4
-    assert main(["stats", "/etc/passwd"]) == 4
-
-
-def test_truncated_log_is_5(log: Spool) -> None:
-    os.truncate(log.path / format.DATA_FILE, 100)
-    assert main(["stats", str(log.path)]) == 5
-
-
-def test_held_lock_is_6(log: Spool, feed: Callable[[bytes], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_held_lock_is_6(log: Spool, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
     monkeypatch.setattr(queues, "open_log", functools.partial(kvspool.open, timeout=0))
-    feed(b"x\n")
     with locks.appending(log._live().append_lock, 0, lambda: "nobody"):
-        assert main(["append", str(log.path)]) == 6
+        run("append", log.path, code=6, given=b"x\n")
     assert list(log.read()) == []
 
 
-def test_system_error_is_1_and_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["create", str(tmp_path / "no\x1b" / "log")]) == 1
-    error = capsys.readouterr().err
+def test_system_error_is_1_and_one_sentence(tmp_path: Path, run: Run) -> None:
+    error = run("create", tmp_path / "no\x1b" / "log", code=1).err
     assert error.count("\n") == 1 and "create it first" in error and "\x1b" not in error
 
 
@@ -182,82 +107,66 @@ def test_full_disk_under_the_output_is_1(log: Spool) -> None:
     assert b"No space left" in done.stderr and b"Traceback" not in done.stderr and b"Exception ignored" not in done.stderr
 
 
-def test_system_error_names_file_and_occasion(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_system_error_names_file_and_occasion(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         error = PermissionError(13, "Permission denied", "/some/file")
         error.add_note("while trying")
         raise error
 
     monkeypatch.setattr(kvspool, "open", fail)
-    assert main(["stats", "x"]) == 1
-    assert capsys.readouterr().err == "kvspool: Permission denied: /some/file; while trying\n"
+    assert run("stats", "x", code=1).err == "kvspool: Permission denied: /some/file; while trying\n"
 
 
-def test_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
     def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError
 
     monkeypatch.setattr(kvspool, "open", fail)
     with pytest.raises(ZeroDivisionError):
-        main(["stats", "x"])
+        run("stats", "x")
 
 
 # create
 
 
-def test_create_makes_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_create_makes_a_log(tmp_path: Path, run: Run) -> None:
     path = tmp_path / "log"
-    assert main(["create", str(path), "--capacity", "1MiB", "--codec", "msgpack", "--mode", "640"]) == 0
-    assert "1.0 MiB" in capsys.readouterr().out
+    assert "1.0 MiB" in run("create", path, "--capacity", "1MiB", "--codec", "msgpack", "--mode", "640").out
     assert (path / format.DATA_FILE).stat().st_mode & 0o777 == 0o640
     with kvspool.open(path) as log:
         assert (log.stats().capacity, log.stats().codec) == (1 << 20, "msgpack")
 
 
-def test_create_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["create", str(tmp_path / "log"), "--capacity", "4096", "--json"]) == 0
-    made = json.loads(capsys.readouterr().out)
+def test_create_as_json(tmp_path: Path, run: Run) -> None:
+    made = run("create", tmp_path / "log", "--capacity", "4096", "--json").object
     assert made["capacity"] == 4096 and made["path"] == str(tmp_path / "log")
 
 
-def test_create_over_something_is_3(log: Spool) -> None:
-    assert main(["create", str(log.path)]) == 3
-
-
-@pytest.mark.parametrize("option", [("--capacity", "0"), ("--mode", "777")])
-def test_create_with_impossible_values_is_2(tmp_path: Path, option: tuple[str, str]) -> None:
-    assert main(["create", str(tmp_path / "log"), *option]) == 2
-    assert not (tmp_path / "log").exists()
-
-
-def test_create_on_an_unsafe_file_system_is_3_unless_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_create_on_an_unsafe_file_system_is_3_unless_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
     monkeypatch.setattr(filesystems, "of", lambda path: "nfs4")
     path = str(tmp_path / "log")
-    assert main(["create", path, "--capacity", "4096"]) == 3
-    assert main(["create", path, "--capacity", "4096", "--allow-unsafe-fs"]) == 0
+    run("create", path, "--capacity", "4096", code=3)
+    run("create", path, "--capacity", "4096", "--allow-unsafe-fs")
 
 
 # append
 
 
 def test_append_stores_lines_as_text(log: Spool) -> None:
-    done = run("append", log.path, "--key", "k", "--type", 7, given=b"one\ntwo\n\nnot UTF-8 \xff\nlast")
+    done = spawn("append", log.path, "--key", "k", "--type", 7, given=b"one\ntwo\n\nnot UTF-8 \xff\nlast")
     assert done.returncode == 0 and b"appended 5 records: sequences 0 to 4" in done.stderr and done.stdout == b""
     records = list(log.read())
     assert [record.data for record in records] == ["one", "two", "", b"not UTF-8 \xff", "last"]
     assert {(record.key, record.type) for record in records} == {(b"k", 7)}
 
 
-def test_append_of_nothing(log: Spool, feed: Callable[[bytes], None], capsys: pytest.CaptureFixture[str]) -> None:
-    feed(b"")
-    assert main(["append", str(log.path)]) == 0
-    assert capsys.readouterr().err == "appended 0 records\n"
+def test_append_of_nothing(log: Spool, run: Run) -> None:
+    assert run("append", log.path).err == "appended 0 records\n"
 
 
-def test_append_json_lines_with_keys(log: Spool, feed: Callable[[bytes], None], capsys: pytest.CaptureFixture[str]) -> None:
-    feed(b'{"u": "a", "n": 1}\n{"u": 2}\n{"u": null}\n{"u": [1, "x"]}\n')
-    assert main(["append", str(log.path), "--json-lines", "--key-field", "u", "--sync", "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
+def test_append_json_lines_with_keys(log: Spool, run: Run) -> None:
+    lines = b'{"u": "a", "n": 1}\n{"u": 2}\n{"u": null}\n{"u": [1, "x"]}\n'
+    said = run("append", log.path, "--json-lines", "--key-field", "u", "--sync", "--json", given=lines).object
     assert said == {"appended": 4, "first_sequence": 0, "last_sequence": 3, "synced": True}
     assert [(record.key, record.data) for record in log.read()] == [
         (b"a", {"u": "a", "n": 1}),
@@ -269,26 +178,17 @@ def test_append_json_lines_with_keys(log: Spool, feed: Callable[[bytes], None], 
 
 
 @pytest.mark.parametrize("bad", [b"{", b"", b"1 2", b'"\xff"', b"[" * 100_000, b'{"v": 1}', b"[]"])
-def test_append_stops_at_a_bad_line(
-    log: Spool, feed: Callable[[bytes], None], capsys: pytest.CaptureFixture[str], bad: bytes
-) -> None:
-    feed(b'{"u":1}\n{"u":2}\n{"u":3}\n' + bad + b'\n{"u":5}\n')
-    assert main(["append", str(log.path), "--json-lines", "--key-field", "u", "--batch", "2"]) == 2
-    said, error = capsys.readouterr().err.splitlines()
+def test_append_stops_at_a_bad_line(log: Spool, run: Run, bad: bytes) -> None:
+    given = b'{"u":1}\n{"u":2}\n{"u":3}\n' + bad + b'\n{"u":5}\n'
+    said, error = run("append", log.path, "--json-lines", "--key-field", "u", "--batch", "2", code=2, given=given).err.splitlines()
     assert said == "appended 2 records: sequences 0 to 1"
     assert "line 4 " in error
     assert [record.data for record in log.read()] == [{"u": 1}, {"u": 2}]
 
 
-def test_append_names_the_lines_that_the_log_refuses(
-    log: Spool, feed: Callable[[bytes], None], capsys: pytest.CaptureFixture[str]
-) -> None:
-    feed(b"x\n" + b"y" * 20_000 + b"\n")
-    assert main(["append", str(log.path)]) == 2
-    assert "lines 1 to 2: a record of 20000 bytes" in capsys.readouterr().err
-    feed(b"y" * 20_000)
-    assert main(["append", str(log.path)]) == 2
-    assert "line 1: a record of 20000 bytes" in capsys.readouterr().err
+@pytest.mark.parametrize(("lines", "named"), [(b"x\n" + b"y" * 20_000 + b"\n", "lines 1 to 2"), (b"y" * 20_000, "line 1")])
+def test_append_names_the_lines_that_the_log_refuses(log: Spool, lines: bytes, named: str, run: Run) -> None:
+    assert f"{named}: a record of 20000 bytes" in run("append", log.path, code=2, given=lines).err
     assert list(log.read()) == []
 
 
@@ -298,9 +198,8 @@ def test_append_refuses_a_line_without_end(log: Spool) -> None:
     assert done.returncode == 2 and b"line 1 is longer than 64.0 KiB" in done.stderr
 
 
-def test_append_without_standard_input_is_2(log: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", None)
-    assert main(["append", str(log.path)]) == 2
+def test_append_without_standard_input_is_2(log: Spool, run: Run) -> None:
+    run("append", log.path, code=2, given=None)
 
 
 def test_append_does_not_wait_for_the_end_of_its_input(log: Spool) -> None:
@@ -369,25 +268,23 @@ def test_line_reader_counts_bytes_too(tmp_path: Path) -> None:
 # read
 
 
-def test_read_prints_a_line_for_each_record(log: Spool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_read_prints_a_line_for_each_record(log: Spool, run: Run) -> None:
     log.append({"user": 7}, key=b"seven", type=3)
     log.append("text")
     log.append(b"\xff\x00", key=b"")
-    assert main(["read", str(log.path)]) == 0
-    first, second, third = capsys.readouterr().out.splitlines()
+    first, second, third = run("read", log.path).out.splitlines()
     assert re.fullmatch(r'20\d\d-\d\d-\d\dT[\d:.]{15}Z  +0  type=3  seven  \{"user":7\}', first)
     assert second.endswith("       1  -  text")
     assert third.endswith("""       2  ""  b'\\xff\\x00'""")
 
 
-def test_read_with_start_and_limit(log: Spool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_read_with_start_and_limit(log: Spool, run: Run) -> None:
     base = 1_700_000_000_000_000_000
     for number in range(10):
         log.append(str(number), timestamp=base + number * 1_000_000_000)
 
     def read(*arguments: str) -> list[str]:
-        assert main(["read", str(log.path), "--values", *arguments]) == 0
-        return capsys.readouterr().out.split()
+        return run("read", log.path, "--values", *arguments).out.split()
 
     assert read("--start", "7") == ["7", "8", "9"]
     assert read("--start", "7", "--limit", "1") == ["7"]
@@ -396,25 +293,21 @@ def test_read_with_start_and_limit(log: Spool, capsys: pytest.CaptureFixture[str
     assert read("--start", "2023-11-14T22:13:28Z") == ["8", "9"]
     assert read("--start", "2023-11-14T22:13:28") == ["8", "9"]
     assert read("--start", "2023-11-15T00:13:28+02:00") == ["8", "9"]
-    assert main(["read", str(log.path), "--start", "11"]) == 2
 
 
-def test_read_takes_the_time_that_it_prints(log: Spool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_read_takes_the_time_that_it_prints(log: Spool, run: Run) -> None:
     for number in range(3):
         log.append(str(number), timestamp=1_700_000_000_000_001_999 + number * 1000)
-    main(["read", str(log.path)])
-    when = capsys.readouterr().out.splitlines()[1].split()[0]
-    main(["read", str(log.path), "--start", when, "--values"])
-    assert capsys.readouterr().out.split() == ["1", "2"]
+    when = run("read", log.path).out.splitlines()[1].split()[0]
+    assert run("read", log.path, "--start", when, "--values").out.split() == ["1", "2"]
 
 
-def test_read_as_json_has_everything(log: Spool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_read_as_json_has_everything(log: Spool, run: Run) -> None:
     log.append({"a": [1, None]}, key=b"k", type=9, timestamp=1_700_000_000_123_456_789)
     log.append("text")
     log.append(b"bytes")
     log.append(b"\xff", key=b"\xfe")
-    assert main(["read", str(log.path), "--json"]) == 0
-    first, *others = objects(capsys.readouterr().out)
+    first, *others = run("read", log.path, "--json").objects
     assert first == {
         "sequence": 0,
         "timestamp": 1_700_000_000_123_456_789,
@@ -431,14 +324,12 @@ def test_read_as_json_has_everything(log: Spool, capsys: pytest.CaptureFixture[s
     ]
 
 
-def test_read_of_messagepack(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_read_of_messagepack(tmp_path: Path, run: Run) -> None:
     with kvspool.create(tmp_path / "log", capacity=4096, codec="msgpack") as log:
         log.append({"a": 1, "b": b"\xff"})
         log.append(msgspec.msgpack.Ext(5, b"x"))
-        assert main(["read", str(log.path)]) == 0
-        plain = capsys.readouterr().out.splitlines()
-        assert main(["read", str(log.path), "--json"]) == 0
-        first, second = objects(capsys.readouterr().out)
+        plain = run("read", log.path).out.splitlines()
+        first, second = run("read", log.path, "--json").objects
         stored = [record.value for record in log.read()]
     assert plain[0].endswith('{"a":1,"b":"/w=="}') and plain[1].endswith(repr(stored[1]))
     assert first["value"] == {"a": 1, "b": "/w=="}
@@ -451,21 +342,17 @@ def test_read_of_values_returns_bytes(log: Spool, capfdbinary: pytest.CaptureFix
     assert capfdbinary.readouterr().out == b"\x1b\xff\ntext\n"
 
 
-def test_read_cuts_long_values(log: Spool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_read_cuts_long_values(log: Spool, run: Run) -> None:
     log.append("x" * 5000)
-    main(["read", str(log.path)])
-    assert capsys.readouterr().out.endswith("x" * output.LONGEST + "… (4.9 KiB)\n")
+    assert run("read", log.path).out.endswith("x" * output.LONGEST + "… (4.9 KiB)\n")
 
 
 @pytest.mark.parametrize("form", [[], ["--json"]])
-def test_hostile_records_cannot_write_control_characters(
-    log: Spool, form: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_hostile_records_cannot_write_control_characters(log: Spool, form: list[str], run: Run) -> None:
     log.append(HOSTILE, key=HOSTILE.encode())
     log.append({HOSTILE: HOSTILE})
     log.append(HOSTILE.encode() + b"\xff")
-    main(["read", str(log.path), *form])
-    shown = capsys.readouterr().out
+    shown = run("read", log.path, *form).out
     assert len(shown.splitlines()) == shown.count("\n") == 3
     assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e]", shown)
     if form:
@@ -495,27 +382,22 @@ def overrun(log: Spool) -> None:
         log.append_many([b"x" * 1000] * 10)
 
 
-def test_gap_is_shown_in_its_place(log: Spool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gap_is_shown_in_its_place(log: Spool, run: Run) -> None:
     overrun(log)
     first = log.stats().first_sequence
-    assert main(["read", str(log.path), "--start", "0", "--json", "--limit", "1"]) == 0
-    gap, record = objects(capsys.readouterr().out)
+    gap, record = run("read", log.path, "--start", "0", "--json", "--limit", "1").objects
     assert gap == {"gap": {"first": 0, "last": first - 1, "reason": "overrun", "count": first, "path": str(log.path)}}
     assert record["sequence"] == first
-    assert main(["read", str(log.path), "--start", "0", "--limit", "1"]) == 0
-    assert f"{first} records lost (overrun)" in capsys.readouterr().out.splitlines()[0]
-    assert main(["read", str(log.path), "--start", "0", "--limit", "1", "--values"]) == 0
-    captured = capsys.readouterr()
+    assert f"{first} records lost (overrun)" in run("read", log.path, "--start", "0", "--limit", "1").out.splitlines()[0]
+    captured = run("read", log.path, "--start", "0", "--limit", "1", "--values")
     assert captured.out == "x" * 1000 + "\n" and "records lost" in captured.err
 
 
-def test_gap_can_be_raised_or_skipped(log: Spool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gap_can_be_raised_or_skipped(log: Spool, run: Run) -> None:
     overrun(log)
-    assert main(["read", str(log.path), "--start", "0", "--gaps", "raise"]) == 7
-    captured = capsys.readouterr()
+    captured = run("read", log.path, "--start", "0", "--gaps", "raise", code=7)
     assert captured.out == "" and "records lost (overrun)" in captured.err
-    assert main(["read", str(log.path), "--start", "0", "--gaps", "skip", "--json"]) == 0
-    assert all("sequence" in item for item in objects(capsys.readouterr().out))
+    assert all("sequence" in item for item in run("read", log.path, "--start", "0", "--gaps", "skip", "--json").objects)
 
 
 def test_reader_that_had_enough_ends_the_command_quietly(log: Spool) -> None:
@@ -551,7 +433,7 @@ def on_terminal(*arguments: object, **environment: str) -> bytes:
 
 def test_colours_only_on_a_terminal(log: Spool) -> None:
     log.append(HOSTILE * 20, key=b"[bold]k[/bold]")
-    plain = run("read", log.path).stdout
+    plain = spawn("read", log.path).stdout
     assert b"\x1b" not in plain
     shown = on_terminal("read", log.path)
     assert b"\x1b[33m       0\x1b[0m" in shown and b"[bold]k[/bold]" in shown
@@ -562,17 +444,16 @@ def test_colours_only_on_a_terminal(log: Spool) -> None:
 
 def test_ascii_terminal_gets_escapes(log: Spool) -> None:
     log.append("é… \u4e2d")
-    done = run("read", log.path, env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    done = spawn("read", log.path, env={**os.environ, "PYTHONIOENCODING": "ascii"})
     assert done.returncode == 0 and done.stdout.endswith(b"\\xe9\\u2026 \\u4e2d\n")
 
 
 # tail
 
 
-def test_tail_prints_the_last_records(log: Spool, capfd: pytest.CaptureFixture[str]) -> None:
+def test_tail_prints_the_last_records(log: Spool, run: Run) -> None:
     def tail(*arguments: str) -> list[str]:
-        assert main(["tail", str(log.path), "--values", *arguments]) == 0
-        return capfd.readouterr().out.split()
+        return run("tail", log.path, "--values", *arguments).out.split()
 
     assert tail() == []
     log.append_many([str(number) for number in range(50)])
@@ -582,26 +463,21 @@ def test_tail_prints_the_last_records(log: Spool, capfd: pytest.CaptureFixture[s
     assert tail("-n", "100") == [str(number) for number in range(50)]
 
 
-def test_tail_looks_further_back_where_records_were_lost(log: Spool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tail_looks_further_back_where_records_were_lost(log: Spool, run: Run) -> None:
     log.append_many([b"value-%03d-" % number * 5 for number in range(50)])
     for number in range(41, 50):
         damage(log, b"value-%03d-" % number)
-    assert main(["tail", str(log.path), "-n", "3", "--json"]) == 0
-    first, second, third = objects(capsys.readouterr().out)
+    first, second, third = run("tail", log.path, "-n", "3", "--json").objects
     assert (first["sequence"], second["sequence"]) == (39, 40)
     assert (third["gap"]["first"], third["gap"]["last"]) == (41, 49)
-    assert main(["tail", str(log.path), "-n", "3", "--gaps", "skip", "--json"]) == 0
-    assert [item["sequence"] for item in objects(capsys.readouterr().out)] == [39, 40]
-    assert main(["tail", str(log.path), "-n", "3", "--gaps", "raise", "--json"]) == 7
-    assert [item["sequence"] for item in objects(capsys.readouterr().out)] == [39, 40]
+    assert [item["sequence"] for item in run("tail", log.path, "-n", "3", "--gaps", "skip", "--json").objects] == [39, 40]
+    assert [item["sequence"] for item in run("tail", log.path, "-n", "3", "--gaps", "raise", "--json", code=7).objects] == [39, 40]
 
 
-def test_tail_follows_until_the_timeout(log: Spool, capfd: pytest.CaptureFixture[str]) -> None:
+def test_tail_follows_until_the_timeout(log: Spool, run: Run) -> None:
     log.append_many(["a", "b", "c"])
-    assert main(["tail", str(log.path), "-n", "2", "-f", "--timeout", "0", "--values"]) == 0
-    assert capfd.readouterr().out == "b\nc\n"
-    assert main(["tail", str(log.path), "-n", "0", "-f", "--timeout", "0", "--values"]) == 0
-    assert capfd.readouterr().out == ""
+    assert run("tail", log.path, "-n", "2", "-f", "--timeout", "0", "--values").out == "b\nc\n"
+    assert run("tail", log.path, "-n", "0", "-f", "--timeout", "0", "--values").out == ""
 
 
 def test_tail_follows_what_another_process_appends_until_interrupted(log: Spool) -> None:
@@ -610,7 +486,7 @@ def test_tail_follows_what_another_process_appends_until_interrupted(log: Spool)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stderr is not None
         assert json.loads(process.stdout.readline())["value"] == "first"
-        assert run("append", log.path, given=b"second\nthird\n").returncode == 0
+        assert spawn("append", log.path, given=b"second\nthird\n").returncode == 0
         assert [json.loads(process.stdout.readline())["value"] for _ in range(2)] == ["second", "third"]
         process.send_signal(signal.SIGINT)
         rest, error = process.communicate()
@@ -634,35 +510,30 @@ def test_tail_ends_quietly_when_its_pipe_is_closed(log: Spool) -> None:
 # stats
 
 
-def test_stats_as_table_and_as_json(log: Spool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stats_as_table_and_as_json(log: Spool, run: Run) -> None:
     log.append_many([b"x" * 20] * 1200)
-    assert main(["stats", str(log.path)]) == 0
-    shown = capsys.readouterr().out
+    shown = run("stats", log.path).out
     assert "64.0 KiB" in shown and "1,200" in shown and "s ago" in shown and " %" in shown and str(log.path) in shown
-    assert main(["stats", str(log.path), "--json"]) == 0
-    shown, expected = json.loads(capsys.readouterr().out), msgspec.to_builtins(log.stats())
+    shown, expected = run("stats", log.path, "--json").object, msgspec.to_builtins(log.stats())
     assert not expected.pop("segments") and not expected.pop("readers")  # of journals
     assert shown.pop("rates").keys() == expected.pop("rates").keys()  # they change with the time
     assert shown == expected
 
 
-def test_json_has_only_the_fields_of_the_kind(log: Spool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_only_the_fields_of_the_kind(log: Spool, tmp_path: Path, run: Run) -> None:
     with log.reader("mail") as reader:
         reader.commit()
-    assert main(["create", str(tmp_path / "journal"), "--format", "kvj", "--json"]) == 0
-    created = json.loads(capsys.readouterr().out)
+    created = run("create", tmp_path / "journal", "--format", "kvj", "--json").object
     found = {}
     for path in (log.path, tmp_path / "journal"):
-        assert main(["stats", str(path), "--json"]) == 0
-        found[path.name] = json.loads(capsys.readouterr().out).keys()
+        found[path.name] = run("stats", path, "--json").object.keys()
     assert found["journal"] == created.keys() >= {"segments", "readers", "log_id"}
     assert found[log.path.name] - found["journal"] == set(engine_stats._OF_SPOOLS)
     assert found["journal"] - found[log.path.name] == {"segments", "readers"}  # a spool's readers are shown by `kvspool readers`
 
 
-def test_stats_of_an_empty_log(log: Spool, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["stats", str(log.path)]) == 0
-    assert re.search(r"^first timestamp +- *$", capsys.readouterr().out, re.M)
+def test_stats_of_an_empty_log(log: Spool, run: Run) -> None:
+    assert re.search(r"^first timestamp +- *$", run("stats", log.path).out, re.M)
 
 
 @pytest.mark.parametrize(
@@ -675,46 +546,42 @@ def test_ages(seconds: float, words: str) -> None:
 # doctor
 
 
-def test_doctor_of_a_sound_log(log: Spool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_of_a_sound_log(log: Spool, run: Run) -> None:
     log.append_many(["x"] * 1500)
-    damage_free = main(["doctor", str(log.path), "--json"])
-    found = json.loads(capsys.readouterr().out)
+    found = run("doctor", log.path, "--json").object
     states = {check["name"]: check["state"] for check in found["checks"]}
-    assert damage_free == 0 and found["ok"] is True
+    assert found["ok"] is True
     assert states["locks"] == states["wake-ups"] == states["records"] == states["machine"] == "ok"
     assert all(check["advice"] for check in found["checks"] if check["state"] != "ok")
     assert sorted(os.listdir(log.path)) == sorted([format.CONTROL_FILE, format.DATA_FILE])
 
 
-def test_doctor_finds_damage(log: Spool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_finds_damage(log: Spool, run: Run) -> None:
     log.append_many([b"value-%03d" % number for number in range(50)])
     damage(log, b"value-010")
-    assert main(["doctor", str(log.path)]) == 1
-    shown = capsys.readouterr().out
+    shown = run("doctor", log.path, code=1).out
     assert "1 records don't match their checksums" in shown and "49 read" in shown and "1 failed" in shown
 
 
 def test_doctor_without_a_path() -> None:
-    done = run("doctor", "--json", env={**os.environ, "KVSPOOL_NO_EXTENSIONS": "1"})
+    done = spawn("doctor", "--json", env={**os.environ, "KVSPOOL_NO_EXTENSIONS": "1"})
     assert done.returncode == 0, done.stdout
     states = {check["name"]: check["state"] for check in json.loads(done.stdout)["checks"]}
     assert states["frame loops"] == "warn" and "records" not in states
 
 
-def test_doctor_of_places_without_a_log(tmp_path: Path, log: Spool, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", str(tmp_path)]) == 0
-    assert "neither a log" in capsys.readouterr().out
-    assert main(["doctor", str(tmp_path / "not" / "there")]) == 0
-    assert "does not exist" in capsys.readouterr().out
+def test_doctor_of_places_without_a_log(tmp_path: Path, log: Spool, run: Run) -> None:
+    assert "neither a log" in run("doctor", tmp_path).out
+    assert "does not exist" in run("doctor", tmp_path / "not" / "there").out
     (tmp_path / "file").touch()
-    assert main(["doctor", str(tmp_path / "file")]) == 1
+    run("doctor", tmp_path / "file", code=1)
     os.truncate(log.path / format.CONTROL_FILE, 100)
-    assert main(["doctor", str(log.path)]) == 1
+    run("doctor", log.path, code=1)
 
 
-def test_doctor_finds_an_unsafe_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_finds_an_unsafe_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
     monkeypatch.setattr(filesystems, "of", lambda path: "nfs4")
-    assert main(["doctor", str(tmp_path)]) == 1
+    run("doctor", tmp_path, code=1)
 
 
 @pytest.mark.parametrize(("mode", "state"), [(0o777, "warn"), (0o702, "warn"), (0o1777, "ok"), (0o775, "ok"), (0o700, "ok")])
@@ -725,26 +592,22 @@ def test_doctor_says_where_anybody_may_write(tmp_path: Path, mode: int, state: s
     assert state == "ok" or (f"mode {mode:o}" in found.found and found.advice == f"chmod o-w {tmp_path}")
 
 
-def test_doctor_warns_of_a_file_system_that_copies_on_write(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_doctor_warns_of_a_file_system_that_copies_on_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
     monkeypatch.setattr(filesystems, "of", lambda path: "btrfs")
-    assert main(["doctor", str(tmp_path), "--json"]) == 0
-    (found,) = [check for check in json.loads(capsys.readouterr().out)["checks"] if check["name"] == "file system"]
+    (found,) = [check for check in run("doctor", tmp_path, "--json").object["checks"] if check["name"] == "file system"]
     assert found["state"] == "warn" and "both are refused there" in found["found"] and "use a journal" in found["advice"]
     monkeypatch.setattr(filesystems, "of", lambda path: "zfs")
-    assert main(["doctor", str(tmp_path), "--json"]) == 0
-    (found,) = [check for check in json.loads(capsys.readouterr().out)["checks"] if check["name"] == "file system"]
+    (found,) = [check for check in run("doctor", tmp_path, "--json").object["checks"] if check["name"] == "file system"]
     assert found["state"] == "warn" and "disk is full" in found["found"]
 
 
-def test_doctor_finds_locks_that_do_not_exclude(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_finds_locks_that_do_not_exclude(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
     class Open(system.Port):
         def try_lock(self, fd: int, at: int) -> bool:
             return True
 
     with system.replaced(Open()):
-        assert main(["doctor", str(tmp_path)]) == 1
+        run("doctor", tmp_path, code=1)
 
 
 def test_doctor_finds_locks_and_wakeups_that_are_refused(tmp_path: Path) -> None:
@@ -874,41 +737,33 @@ def plug_in(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return install
 
 
-def test_plugin_adds_commands(plug_in: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
+def test_plugin_adds_commands(plug_in: Callable[..., None], run: Run) -> None:
     def add_commands(subparsers: Any) -> None:
         subparsers.add_parser("gather", help="gather them").set_defaults(run=lambda arguments: 42)
 
     plug_in(add_commands=add_commands)
-    assert main(["gather"]) == 42
-    assert main(["--help"]) == 0
-    assert "gather them" in capsys.readouterr().out
+    run("gather", code=42)
+    assert "gather them" in run("--help").out
 
 
-def test_plugin_opens_its_logs(plug_in: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plugin_opens_its_logs(plug_in: Callable[..., None], tmp_path: Path, run: Run) -> None:
     plug_in(open_log=lambda path: ManyLogs() if path == tmp_path else None)
-    assert main(["read", str(tmp_path), "--limit", "2"]) == 0
-    second = capsys.readouterr().out.splitlines()[1]
+    second = run("read", tmp_path, "--limit", "2").out.splitlines()[1]
     assert second.endswith(" 0  shard=1  client=c\\x1b  k  v1")
-    assert main(["read", str(tmp_path), "--limit", "1", "--json"]) == 0
-    record = json.loads(capsys.readouterr().out)
+    record = run("read", tmp_path, "--limit", "1", "--json").object
     assert (record["shard"], record["client"], record["value"]) == (0, "c\x1b", "v0")
-    assert main(["stats", str(tmp_path), "--json"]) == 0
-    assert [one["shard"] for one in json.loads(capsys.readouterr().out)] == [0, 1]
-    assert main(["stats", str(tmp_path)]) == 0
-    shown = capsys.readouterr().out
+    assert [one["shard"] for one in run("stats", tmp_path, "--json").object] == [0, 1]
+    shown = run("stats", tmp_path).out
     assert "a.1.001" in shown and "1,500" in shown and "2.0 KiB" in shown
-    assert main(["stats", str(tmp_path / "..")]) == 4
+    run("stats", tmp_path / "..", code=4)
 
 
-def test_tail_of_several_logs_goes_back_in_time(
-    plug_in: Callable[..., None], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_tail_of_several_logs_goes_back_in_time(plug_in: Callable[..., None], tmp_path: Path, run: Run) -> None:
     count = 30
     plug_in(open_log=lambda path: ManyLogs(count))
 
     def tail(*arguments: str) -> list[str]:
-        assert main(["tail", str(tmp_path), "--values", *arguments]) == 0
-        return capfd.readouterr().out.split()
+        return run("tail", tmp_path, "--values", *arguments).out.split()
 
     assert tail("-n", "3") == tail("-n", "3", "-f") == ["v27", "v28", "v29"]
     assert len(tail("-n", "1000")) == len(tail("-n", "1000", "-f")) == 30
@@ -918,36 +773,30 @@ def test_tail_of_several_logs_goes_back_in_time(
 
 
 @pytest.mark.parametrize("refusal", [kvspool.errors.NotALog("not mine"), ZeroDivisionError("two\nlines")])
-def test_plugin_that_cannot_open_leaves_the_first_error(
-    plug_in: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str], refusal: Exception
-) -> None:
+def test_plugin_that_cannot_open_leaves_the_first_error(plug_in: Callable[..., None], tmp_path: Path, run: Run, refusal: Exception) -> None:
     def open_log(path: Path) -> None:
         raise refusal
 
     plug_in(open_log=open_log)
-    assert main(["stats", str(tmp_path)]) == 4
-    *warnings, error = capsys.readouterr().err.splitlines()
+    *warnings, error = run("stats", tmp_path, code=4).err.splitlines()
     assert "neither a log" in error
     assert len(warnings) == isinstance(refusal, ZeroDivisionError)
 
 
-def test_damage_of_a_plugins_log_is_reported(plug_in: Callable[..., None], tmp_path: Path) -> None:
+def test_damage_of_a_plugins_log_is_reported(plug_in: Callable[..., None], tmp_path: Path, run: Run) -> None:
     def open_log(path: Path) -> None:
         raise kvspool.errors.Corruption("broken")
 
     plug_in(open_log=open_log)
-    assert main(["stats", str(tmp_path)]) == 5
+    run("stats", tmp_path, code=5)
 
 
-def test_plugin_that_fails_to_add_commands_is_one_line(
-    plug_in: Callable[..., None], log: Spool, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plugin_that_fails_to_add_commands_is_one_line(plug_in: Callable[..., None], log: Spool, run: Run) -> None:
     def add_commands(subparsers: Any) -> None:
         raise RuntimeError("broken\x1b\nfor ever")
 
     plug_in(add_commands=add_commands)
-    assert main(["stats", str(log.path)]) == 0
-    assert capsys.readouterr().err == "kvspool: warning: the plugin some_plugin was left out: RuntimeError: broken\\x1b\n"
+    assert run("stats", log.path).err == "kvspool: warning: the plugin some_plugin was left out: RuntimeError: broken\\x1b\n"
 
 
 def test_plugin_that_cannot_be_imported_does_not_break_the_command(log: Spool, tmp_path: Path) -> None:
@@ -956,7 +805,7 @@ def test_plugin_that_cannot_be_imported_does_not_break_the_command(log: Spool, t
     (found / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
     (found / "entry_points.txt").write_text(f"[{plugins.GROUP}]\nbroken = a_broken_plugin\n")
     (tmp_path / "a_broken_plugin.py").write_text("raise ImportError('it lacks something')\n")
-    done = run("stats", log.path, "--json", env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    done = spawn("stats", log.path, "--json", env={**os.environ, "PYTHONPATH": str(tmp_path)})
     assert done.returncode == 0 and json.loads(done.stdout)["records"] == 0
     assert b"kvspool: warning: the plugin broken was left out: ImportError: it lacks something\n" in done.stderr
 

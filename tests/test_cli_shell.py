@@ -8,8 +8,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from commands import Run
 
-from kvspool.cli import completion, main, plugins
+from kvspool.cli import completion, plugins
 from kvspool.cli.command import make_parser
 
 TRIES = {
@@ -71,10 +72,9 @@ def test_a_shell_completes_commands_options_values_and_files(scripts: Path, shel
     assert {word for word in found if word.startswith(begun)} == expected, done.stderr
 
 
-def test_every_option_of_every_command_is_in_the_scripts_and_pages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_option_of_every_command_is_in_the_scripts_and_pages(tmp_path: Path, run: Run) -> None:
     parser = make_parser(plugins.load())
-    assert main(["man", str(tmp_path)]) == 0
-    assert capsys.readouterr().out == f"wrote {len(list(tmp_path.iterdir()))} pages to {tmp_path}\n"
+    assert run("man", tmp_path).out == f"wrote {len(list(tmp_path.iterdir()))} pages to {tmp_path}\n"
     scripts = {shell: script(parser) for shell, script in completion.SCRIPTS.items()}
     count = 0
     for path, one in completion.commands(parser):
@@ -87,10 +87,10 @@ def test_every_option_of_every_command_is_in_the_scripts_and_pages(tmp_path: Pat
     assert count > 200
 
 
-def test_troff_has_no_complaint_about_a_page(tmp_path: Path) -> None:
+def test_troff_has_no_complaint_about_a_page(tmp_path: Path, run: Run) -> None:
     if shutil.which("groff") is None:
         pytest.skip("there is no groff")
-    main(["man", str(tmp_path)])
+    run("man", tmp_path)
     pages = sorted(tmp_path.iterdir())
     done = subprocess.run(["groff", "-ww", "-z", "-man", "-Tutf8", *pages], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
@@ -105,3 +105,21 @@ def test_a_page_shows_lines_that_troff_would_obey(capsys: pytest.CaptureFixture[
     shown = page("kvspool odd", parser, "100% -odd")
     assert "\\&.SH not a section" in shown and "\\(aqquoted" in shown and "\\e*(rs" in shown and ".so file" in shown
     assert "--x" not in shown and "\\-\\-x" not in shown
+
+
+COMMANDS = dict(completion.commands(make_parser(plugins.load())))
+
+
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "kvspool"])
+def test_the_help_of_each_command_has_its_usage_and_an_example(command: str, run: Run) -> None:
+    shown = run(*command.split()[1:], "--help").out
+    assert "Examples:" in shown
+    assert shown.count(command) >= 2
+
+
+GROUPS = [name for name in COMMANDS if any(other.startswith(f"{name} ") for other in COMMANDS) and name != "kvspool"]
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_group_of_commands_alone_prints_its_help_and_ends_with_2(group: str, run: Run) -> None:
+    assert "Examples:" in run(*group.split()[1:], code=2).err

@@ -14,13 +14,13 @@ from typing import Any
 
 import children
 import pytest
+from commands import Run
 from faults import FailingPort, KillingPort
 from schedules import ALL
 from test_exchange import frame, old_spool, spool_file
 
 import kvspool
 from kvspool import Codec, CopyPlan, CopyReport, Gap, GapError, Record, system
-from kvspool.cli import main
 from kvspool.errors import (
     Corruption,
     LockTimeout,
@@ -663,17 +663,14 @@ def test_a_call_that_fails_leaves_a_copy_that_continues(tmp_path: Path, monkeypa
 # The command.
 
 
-def test_the_command_copies_and_says_what_it_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_copies_and_says_what_it_did(tmp_path: Path, run: Run) -> None:
     make(tmp_path / "source", "kvj")
     arguments = ["copy", str(tmp_path / "source"), str(tmp_path / "target"), "--format", "sej", "--segment-bytes", "200"]
-    assert main(arguments) == 2
-    assert "codecs (sequence 1)" in capsys.readouterr().err
-    assert main([*arguments, "--lossy"]) == 0
-    shown = capsys.readouterr()
+    assert "codecs (sequence 1)" in run(*arguments, code=2).err
+    shown = run(*arguments, "--lossy")
     assert shown.out == f"copied {COUNT} records, {_size()}: sequences 0 to 22; not kept: codecs\n"
     assert "sej can't store codecs, empty keys of kvj" in shown.err
-    assert main([*arguments, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["records"] == 0
+    assert run(*arguments, "--json").object["records"] == 0
     assert len(list((tmp_path / "target/jnl").iterdir())) > 3
 
 
@@ -681,23 +678,20 @@ def _size() -> str:
     return f"{sum(8 + len(item[3] or b'') for item in items())} B"
 
 
-def test_the_command_names_gaps_and_ends_with_7_unless_told_otherwise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_names_gaps_and_ends_with_7_unless_told_otherwise(tmp_path: Path, run: Run) -> None:
     with_gaps(tmp_path / "source")
     arguments = ["copy", str(tmp_path / "source"), str(tmp_path / "target"), "--format", "sej", "--start", "3"]
-    assert main(arguments) == 7
-    capsys.readouterr()
-    assert main([*arguments, "--gaps", "skip"]) == 0
-    shown = capsys.readouterr()
+    run(*arguments, code=7)
+    shown = run(*arguments, "--gaps", "skip")
     assert "2 records lost (missing): sequences 6 to 7" in shown.err
     assert shown.out == "copied 6 records, 48 B: sequences 8 to 22, now 6 to 11; not kept: sequences\n"
 
 
-def test_the_command_refuses_what_makes_no_sense(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_refuses_what_makes_no_sense(tmp_path: Path, run: Run) -> None:
     make(tmp_path / "source", "kvj")
     for arguments in (["--format", "fixed"], ["--format", "sej", "--item-bytes", "3"], ["--end", "-1"], ["--format", "v1"]):
-        assert main(["copy", str(tmp_path / "source"), str(tmp_path / "target"), *arguments]) == 2
-        assert capsys.readouterr().err
-    assert main(["copy", str(tmp_path / "source"), str(tmp_path / "source")]) == 2
+        assert run("copy", tmp_path / "source", tmp_path / "target", *arguments, code=2).err
+    run("copy", tmp_path / "source", tmp_path / "source", code=2)
     assert not (tmp_path / "target").exists()
 
 

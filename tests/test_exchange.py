@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import io
-import json
 import mmap
 import os
 import struct
@@ -15,10 +14,11 @@ from typing import Any
 import every_log
 import msgspec
 import pytest
+from commands import Run
 
 import kvspool
 from kvspool import Codec, Gap, Record, Spool, system
-from kvspool.cli import main, plugins
+from kvspool.cli import plugins
 from kvspool.engine import exporting
 from kvspool.engine.pool import Pool
 from kvspool.engine.reports import Exported
@@ -321,34 +321,34 @@ def test_hostile_files_of_kvspool_v1_are_refused_by_name_and_byte(tmp_path: Path
         assert refused > 90
 
 
-def test_the_commands_take_out_and_bring_in(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_take_out_and_bring_in(tmp_path: Path, run: Run) -> None:
     with make(tmp_path / "one") as one, make(tmp_path / "other") as other:
         records = fill(one)
         for name in ("file.jsonl", "file.parquet"):
             kind = name.rpartition(".")[2]
-            assert main(["export", str(one.path), "--format", kind, "-o", str(tmp_path / name), "--json"]) == 0
-            assert json.loads(capsys.readouterr().out) == {"records": len(records), "lost": 0, "gaps": []}
-            assert main(["import", str(tmp_path / name), str(other.path), "--json"]) == 0
-            assert json.loads(capsys.readouterr().out)["records"] == len(records)
+            assert run("export", one.path, "--format", kind, "-o", tmp_path / name, "--json").object == {
+                "records": len(records),
+                "lost": 0,
+                "gaps": [],
+            }
+            assert run("import", tmp_path / name, other.path, "--json").object["records"] == len(records)
         assert [record.value for record in other] == [record.value for record in records] * 2
         assert not list(tmp_path.glob("*.part"))
         (tmp_path / "bad").write_text('{"value": "a"}\n{"value": 5}\n')
-        assert main(["import", str(tmp_path / "bad"), str(other.path)]) == 2
-        assert "line 2: " in capsys.readouterr().err
+        assert "line 2: " in run("import", tmp_path / "bad", other.path, code=2).err
         old = old_spool(tmp_path / "old", {"kv.1-0.sp": GOLDEN[:-3]})
-        assert main(["import", str(old), str(other.path)]) == 0
-        assert "incomplete" in capsys.readouterr().err
+        assert "incomplete" in run("import", old, other.path).err
 
 
 @pytest.mark.parametrize("kind", FORMATS)
 @pytest.mark.parametrize("source", ["spool", "kvj", "sej", "fflg", "fixed"])
-def test_a_log_of_any_kind_is_exported_by_its_verb_and_the_command(tmp_path: Path, source: str, kind: str) -> None:
+def test_a_log_of_any_kind_is_exported_by_its_verb_and_the_command(tmp_path: Path, source: str, kind: str, run: Run) -> None:
     options = {"fixed": {"item_bytes": 4, "items_per_blob": 4}, "spool": {"capacity": 4096}}.get(source, {})
     with kvspool.create(tmp_path / "log", format=source, **options) as log:  # type: ignore[arg-type]
         log.append_many([b"four", b"five"])
         with (tmp_path / "verb").open("wb") as file:
             assert log.export(file, kind) == Exported(2, 0, [])
-        assert main(["export", str(log.path), "--format", kind, "-o", str(tmp_path / "command")]) == 0
+        run("export", log.path, "--format", kind, "-o", tmp_path / "command")
         assert (tmp_path / "verb").read_bytes() == (tmp_path / "command").read_bytes()
         times = [record.timestamp for record in log.read()] if "timestamps" in log.capabilities else None
     with make(tmp_path / "other") as other:
@@ -359,15 +359,13 @@ def test_a_log_of_any_kind_is_exported_by_its_verb_and_the_command(tmp_path: Pat
         assert found == times if times else min(found) > 0
 
 
-def test_the_command_resizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_resizes(tmp_path: Path, run: Run) -> None:
     with make(tmp_path / "log", capacity=65536) as log:
         log.append_many([bytes(100)] * 100)
-        assert main(["resize", str(log.path), "4KiB", "--json"]) == 0
-        done = json.loads(capsys.readouterr().out)
+        done = run("resize", log.path, "4KiB", "--json").object
         assert (done["before"], done["capacity"], done["records"] + done["dropped"]) == (65536, 4096, 100)
-        assert main(["resize", str(log.path), "8KiB"]) == 0
-        assert "4.0 KiB to 8.0 KiB" in capsys.readouterr().out
-        assert main(["resize", str(log.path), "1PiB"]) == 2
+        assert "4.0 KiB to 8.0 KiB" in run("resize", log.path, "8KiB").out
+        run("resize", log.path, "1PiB", code=2)
         assert log.capacity == 8192
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from commands import Run
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,7 +27,6 @@ import hub
 import kvspool
 import shard
 from kvspool import Codec, Record, Spool, keyed
-from kvspool.cli import main
 from kvspool.errors import Undecodable, Unencodable
 from kvspool.keyed import Packer, keys_of, unpack
 from kvspool.record import decode
@@ -403,15 +403,13 @@ def test_shards_and_a_hub_root_have_a_table_for_each_log(tmp_path: Path) -> None
     assert all(record.data[f"{record.client}{record.data['n']}"] == record.data["n"] for record in pickle.loads(pickle.dumps(records)))
 
 
-def test_the_command_makes_and_shows_a_keyed_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_makes_and_shows_a_keyed_log(tmp_path: Path, run: Run) -> None:
     path = tmp_path / "log"
-    assert main(["create", str(path), "--codec", "keyed", "--capacity", "64KiB"]) == 0
+    run("create", path, "--codec", "keyed", "--capacity", "64KiB")
     with kvspool.open(path) as log:
         log.append({"user": 7})
-    assert main(["read", str(path)]) == 0
-    assert '{"user":7}' in capsys.readouterr().out
-    assert main(["read", str(path), "--json"]) == 0
-    assert '"codec":"keyed"' in (shown := capsys.readouterr().out) and '"value":{"user":7}' in shown
+    assert '{"user":7}' in run("read", path).out
+    assert '"codec":"keyed"' in (shown := run("read", path, "--json").out) and '"value":{"user":7}' in shown
 
 
 # Real data.

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import Run
 
 import kvspool
-from kvspool.cli import main
 from kvspool.logging import Handler, StructlogProcessor, message
 
 pytestmark = pytest.mark.usefixtures("no_plugins")
@@ -174,7 +174,7 @@ def test_an_event_of_structlog_is_a_record_and_is_passed_to_the_renderer(tmp_pat
     processor.close()
 
 
-def test_tail_shows_messages_as_lines(app: tuple[logging.Logger, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_tail_shows_messages_as_lines(app: tuple[logging.Logger, Path], run: Run) -> None:
     logger, path = app
     logger.info("started", extra={"port": 80, "host": "\x1b[31mevil"})
     try:
@@ -184,13 +184,11 @@ def test_tail_shows_messages_as_lines(app: tuple[logging.Logger, Path], capsys: 
     with kvspool.open(path) as log:
         log.append(b"\xff", type=50)
         log.append({"no": "message"}, type=50)
-    assert main(["tail", str(path), "--logs"]) == 0
-    first, second, *further = capsys.readouterr().out.splitlines()
+    first, second, *further = run("tail", path, "--logs").out.splitlines()
     assert first.endswith(rf"INFO      app  started  port=80  host=\x1b[31mevil  [{os.getpid()}]")
     assert "ERROR     app  failed" in second and further[0] == "    Traceback (most recent call last):"
     assert any(line == "    ValueError: wrong\\x1b" for line in further) and '{"no":"message"}' in further[-1]
-    assert main(["tail", str(path), "--logs", "--where", "type >= 40 and data.level == 'ERROR'", "--color", "always"]) == 0
-    shown = capsys.readouterr().out
+    shown = run("tail", path, "--logs", "--where", "type >= 40 and data.level == 'ERROR'", "--color", "always").out
     assert "\x1b[31mERROR" in shown and "started" not in shown
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import every_log
 import pytest
 from children import in_child, start
+from commands import Run
 from endings import Ending
 from schedules import ALL
 
@@ -538,15 +539,13 @@ def test_a_living_deletion_is_not_finished_by_others(tmp_path: Path, made: Path)
     assert os.listdir(path.parent) == []
 
 
-def test_doctor_names_the_remains_of_a_killed_deletion(tmp_path: Path, made: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from kvspool.cli import main
+def test_doctor_names_the_remains_of_a_killed_deletion(tmp_path: Path, made: Path, run: Run) -> None:
 
     path = copied(made, "kvj", tmp_path / "root")
     with system.replaced(Failing("flush", 1)), pytest.raises(NameNotDurable):
         kvspool.delete(path)
-    main(["doctor", str(path.parent), "--json"])
-    assert "kvspool rm" in capsys.readouterr().out
-    assert main(["rm", str(path), "--missing-ok"]) == 0
+    assert "kvspool rm" in run("doctor", path.parent, "--json").out
+    run("rm", path, "--missing-ok")
     assert os.listdir(path.parent) == []
 
 

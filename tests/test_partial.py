@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import Run
 from faults import FailingPort
 
 import kvspool
 from kvspool import Codec, Gap, Record, Spool, system
-from kvspool.cli import main
 from kvspool.engine import exporting
 from kvspool.engine.iteration import Iteration, keeping
 from kvspool.errors import Corruption, GapError, Undecodable
@@ -185,22 +185,20 @@ def test_a_copy_has_the_records_before_corruption(tmp_path: Path) -> None:
         assert [record.value for record in log.read()] == [b"value-%03d-" % number for number in range(COUNT - 1)]
 
 
-def test_tail_prints_the_records_before_corruption(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tail_prints_the_records_before_corruption(tmp_path: Path, run: Run) -> None:
     fill(tmp_path / "log", "sej")
     damage(tmp_path / "log", "sej", COUNT - 1)
     for arguments in (["-n", "2"], ["-n", "2", "--follow", "--timeout", "0"]):
-        assert main(["tail", str(tmp_path / "log"), "--json", *arguments]) == Corruption.exit_code
-        captured = capsys.readouterr()
+        captured = run("tail", tmp_path / "log", "--json", *arguments, code=Corruption.exit_code)
         assert [f'"value":"value-{number:03}-"' in line for number, line in zip((97, 98), captured.out.splitlines(), strict=True)]
         assert "no sej frame" in captured.err
 
 
-def test_tail_with_nothing_sound_reports_the_corruption(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tail_with_nothing_sound_reports_the_corruption(tmp_path: Path, run: Run) -> None:
     fill(tmp_path / "log", "sej")
     file = data_file(tmp_path / "log", "sej")
     file.write_bytes(b"\xff" * file.stat().st_size)
-    assert main(["tail", str(tmp_path / "log")]) == Corruption.exit_code
-    assert capsys.readouterr().out == ""
+    assert run("tail", tmp_path / "log", code=Corruption.exit_code).out == ""
 
 
 def test_an_exception_while_records_are_copied_out_of_a_journal_loses_and_repeats_none(tmp_path: Path) -> None:

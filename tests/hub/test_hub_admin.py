@@ -14,6 +14,7 @@ from typing import Any
 import hub_statuses as statuses
 import msgspec
 import pytest
+from commands import Run
 
 import hub
 import kvspool
@@ -24,14 +25,9 @@ from hub.security.access import Access
 from hub.server.limits import Limits, Reason
 from hub.server.server import HubServer
 from hub.web.page import HubPage
-from kvspool.cli import main
 from kvspool.journal import Retention
 
 Captured = pytest.CaptureFixture[str]
-
-
-def objects(text: str) -> list[Any]:
-    return [json.loads(line) for line in text.splitlines()]
 
 
 @pytest.fixture
@@ -60,46 +56,36 @@ def give_generations(root: Path, *bases: int) -> Path:
 # Counts.
 
 
-def test_stats_of_a_root(root: Path, capfd: Captured) -> None:
+def test_stats_of_a_root(root: Path, run: Run) -> None:
     give_generations(root, 0, 10)
-    assert main(["hub", "stats", str(root)]) == 0
-    out = capfd.readouterr().out
+    out = run("hub", "stats", root).out
     assert "1 clients, 2 shards, 400 records" in out
     (line,) = [line for line in out.splitlines() if "jfk" in line]
     assert re.split(r"\s{2,}", line.strip())[:3] == ["jfk", "2", "400"]
     assert re.split(r"\s{2,}", line.strip())[4:8] == ["2", "-", "-", "-"]
     assert "spark" in out
-    assert main(["hub", "stats", str(root), "--shards"]) == 0
-    assert "jfk 1" in capfd.readouterr().out
-    assert main(["hub", "stats", str(root), "--json"]) == 0
-    (found,) = objects(capfd.readouterr().out)
+    assert "jfk 1" in run("hub", "stats", root, "--shards").out
+    (found,) = run("hub", "stats", root, "--json").objects
     assert [one["generations"] for one in found["clients"][0]["shards"]] == [2, 0]
     assert found["readers"] == [{"name": "spark", "lag": 100}]
-    assert main(["hub", "clients", str(root)]) == 0
-    assert "generations" in capfd.readouterr().out
+    assert "generations" in run("hub", "clients", root).out
 
 
-def test_stats_of_a_hub_that_runs_come_from_its_page(capfd: Captured) -> None:
+def test_stats_of_a_hub_that_runs_come_from_its_page(run: Run) -> None:
     client = statuses.client("jfk", shards=[statuses.shard(0, lost=7, behind=-1), statuses.shard(1, behind=5)], quota_bytes=1 << 30)
     told = statuses.Told(statuses.hub([client], readers=[statuses.ReaderStatus(name="spark", lag=12)]))
     with HubPage(told) as page:
-        assert main(["hub", "stats", page.url, "--json"]) == 0
-        (found,) = objects(capfd.readouterr().out)
+        (found,) = run("hub", "stats", page.url, "--json").objects
         assert found["readers"] == [{"name": "spark", "lag": 12}]
         assert [(one["lost"], one["behind"], one["generations"]) for one in found["clients"][0]["shards"]] == [(7, None, 2), (0, 5, 2)]
-        assert main(["hub", "stats", page.url]) == 0
-        assert "of 1.0 GiB" in capfd.readouterr().out
+        assert "of 1.0 GiB" in run("hub", "stats", page.url).out
     told = statuses.Told(statuses.hub([client], error="it has a cold"))
     with HubPage(told) as page:
-        assert main(["hub", "stats", page.url]) == 1
-        assert "it has a cold" in capfd.readouterr().err
-        url = page.url
-    assert main(["hub", "stats", url]) == 9
-    assert "doesn't answer" in capfd.readouterr().err
+        assert "it has a cold" in run("hub", "stats", page.url, code=1).err
 
 
 @pytest.mark.parametrize("answer", [b"\x00\x00\x12\x04\x00\x00", b"SSH-2.0-OpenSSH_9.2p1\r\n", b""])
-def test_stats_from_a_port_that_is_no_page_are_an_error_with_a_word_of_advice(capfd: Captured, answer: bytes) -> None:
+def test_stats_from_a_port_that_is_no_page_are_an_error_with_a_word_of_advice(answer: bytes, run: Run) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def reply() -> None:
@@ -110,52 +96,38 @@ def test_stats_from_a_port_that_is_no_page_are_an_error_with_a_word_of_advice(ca
 
         thread = threading.Thread(target=reply)
         thread.start()
-        assert main(["hub", "stats", f"http://127.0.0.1:{listener.getsockname()[1]}"]) == 9
+        said = run("hub", "stats", f"http://127.0.0.1:{listener.getsockname()[1]}", code=9)
         thread.join()
-    assert "is that the page printed by kvspool hub serve?" in capfd.readouterr().err
-    assert main(["hub", "stats", "http://127.0.0.1:1/a b"]) == 9
-    assert "is that the page" in capfd.readouterr().err
+    assert "is that the page printed by kvspool hub serve?" in said.err
 
 
 # Rules and trims.
 
 
-def test_rules_are_shown_and_changed(root: Path, capfd: Captured) -> None:
+def test_rules_are_shown_and_changed(root: Path, run: Run) -> None:
     command = ["hub", "retention", str(root)]
-    assert main(command) == 0
-    assert capfd.readouterr().out == "all records are kept\n"
-    assert main([*command, "--max-age", "30d", "--floor", "records:10"]) == 0
-    assert main([*command, "--client", "jf*", "--max-bytes", "1MiB", "--json"]) == 0
-    assert objects(capfd.readouterr().out.splitlines()[-1])[0]["jf*"] == {"max_bytes": 1 << 20}
-    assert main([*command, "--client", "jfk"]) == 0
-    assert capfd.readouterr().out == "jfk: up to 1.0 MiB\n"
-    assert main([*command, "--client", "lga"]) == 0
-    assert "nothing older than 30.0 d, but keeps at least 10 records of each shard" in capfd.readouterr().out
-    assert main([*command, "--client", "ewr", "--max-age", "1d", "--by-record"]) == 0
-    assert "nothing older than 24.0 h by its timestamps" in " ".join(capfd.readouterr().out.split())
-    assert main([*command, "--client", "ewr", "--forget"]) == 0
-    assert main([*command, "--client", "jf*", "--forget"]) == 0
-    assert main([*command, "--client", "jfk", "--none"]) == 0
+    assert run(*command).out == "all records are kept\n"
+    run(*command, "--max-age", "30d", "--floor", "records:10")
+    assert run(*command, "--client", "jf*", "--max-bytes", "1MiB", "--json").object["jf*"] == {"max_bytes": 1 << 20}
+    assert run(*command, "--client", "jfk").out == "jfk: up to 1.0 MiB\n"
+    assert "nothing older than 30.0 d, but keeps at least 10 records of each shard" in run(*command, "--client", "lga").out
+    shown = run(*command, "--client", "ewr", "--max-age", "1d", "--by-record").out
+    assert "nothing older than 24.0 h by its timestamps" in " ".join(shown.split())
+    run(*command, "--client", "ewr", "--forget")
+    run(*command, "--client", "jf*", "--forget")
+    run(*command, "--client", "jfk", "--none")
     assert retention.load(root).rules.keys() == {"*", "jfk"}
     assert retention.load(root).of("jfk") == Retention()
-    both = [["--none", "--max-bytes", "1"], ["--client", "a/b", "--none"], ["--client", "x", "--forget"]]
-    for wrong in (["--floor", "3"], ["--by-record"], *both):
-        assert main([*command, *wrong]) == 2
-    assert main(["hub", "retention", str(root / "none")]) == 3
 
 
-def test_trim_says_what_would_go_and_why_and_then_does_it(root: Path, capfd: Captured) -> None:
+def test_trim_says_what_would_go_and_why_and_then_does_it(root: Path, run: Run) -> None:
     command = ["hub", "trim", str(root)]
-    assert main(command) == 2
-    assert "kvspool hub retention" in capfd.readouterr().err
-    assert main([*command, "--max-bytes", "0", "--dry-run"]) == 0
-    out = capfd.readouterr().out
+    out = run(*command, "--max-bytes", "0", "--dry-run").out
     assert "would go" in out
     assert "jfk has" in out
     assert "hub:spark" in out
     retention.change(root, lambda now: now.with_rules("*", Retention(by_consumers=True)))
-    assert main([*command, "--json"]) == 0
-    shards = objects(capfd.readouterr().out)
+    shards = run(*command, "--json").objects
     assert [(one["client"], one["shard"]) for one in shards] == [("jfk", 0), ("jfk", 1)]
     gone = sum(one["removed_records"] for one in shards)
     assert 0 < gone <= 300
@@ -163,20 +135,16 @@ def test_trim_says_what_would_go_and_why_and_then_does_it(root: Path, capfd: Cap
         assert opened.stats().records == 400 - gone
         with opened.reader("spark") as reader:
             assert len(list(reader.read())) == 100
-    assert main([*command, "--client", "lga"]) == 2
-    assert main([*command, "--client", "jfk", "--max-bytes", "0", "--force"]) == 0
-    assert "loses sequences" in capfd.readouterr().out
+    assert "loses sequences" in run(*command, "--client", "jfk", "--max-bytes", "0", "--force").out
 
 
 # Verify.
 
 
-def test_verify_finds_all_sound_and_nothing_foreign(root: Path, capfd: Captured) -> None:
+def test_verify_finds_all_sound_and_nothing_foreign(root: Path, run: Run) -> None:
     give_generations(root, 0, 3)
-    assert main(["hub", "verify", str(root)]) == 0
-    assert capfd.readouterr().out.startswith("2 shards: 400 records are sound")
-    assert main(["hub", "verify", str(root), "--json"]) == 0
-    *shards, whole = objects(capfd.readouterr().out)
+    assert run("hub", "verify", root).out.startswith("2 shards: 400 records are sound")
+    *shards, whole = run("hub", "verify", root, "--json").objects
     assert [one["report"]["foreign"] for one in shards] == [[], []]
     assert whole["is_sound"]
 
@@ -223,19 +191,16 @@ def a_shard_is_missing(root: Path) -> None:
         (a_shard_is_missing, "lga.1.000"),
     ],
 )
-def test_verify_finds(root: Path, capfd: Captured, damage: Any, words: str) -> None:
+def test_verify_finds(root: Path, run: Run, damage: Any, words: str) -> None:
     damage(root)
-    assert main(["hub", "verify", str(root)]) == 5
-    assert words in capfd.readouterr().out
+    assert words in run("hub", "verify", root, code=5).out
 
 
-def test_verify_looks_at_the_access_file_too(root: Path, tmp_path: Path, capfd: Captured) -> None:
+def test_verify_looks_at_the_access_file_too(root: Path, tmp_path: Path, run: Run) -> None:
     access = tmp_path / "access.toml"
     access.write_text("principals = 3")
     access.chmod(0o600)
-    assert main(["hub", "verify", str(root), "--access", str(access)]) == 3
-    assert "access.toml" in capfd.readouterr().out
-    assert main(["hub", "verify", str(root), "--client", "nobody"]) == 2
+    assert "access.toml" in run("hub", "verify", root, "--access", access, code=3).out
 
 
 # The server.
@@ -273,27 +238,9 @@ def test_a_server_s_status_has_readers_quotas_bits_and_every_cut(root: Path, tmp
     assert status.error == ""
 
 
-@pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0"])
-def test_serve_refuses_plain_text_and_anybody_where_others_can_reach_it(root: Path, tmp_path: Path, capfd: Captured, address: str) -> None:
-    access = tmp_path / "access.toml"
-    access.write_text("[quota]")
-    access.chmod(0o600)
-    for who in (["--access", str(access)], ["--anonymous"]):
-        assert main(["hub", "serve", "--root", str(root), "--listen", address, "--no-page", *who]) == 2
-        assert "can be reached from elsewhere" in capfd.readouterr().err
-
-
 def test_limits_of_connections_are_given_by_name() -> None:
     given = serve.limits("idle-seconds=5,connections=7,received_bytes=1MiB")
     assert given == Limits(idle_seconds=5.0, connections=7, received_bytes=1 << 20)
     for wrong in ("idle=5", "connections=x", "connections=0", "received_bytes=much", ""):
         with pytest.raises(serve.argparse.ArgumentTypeError):
             serve.limits(wrong)
-
-
-@pytest.mark.parametrize("command", ["stats", "trim", "retention", "verify", "serve", "readers"])
-def test_help_teaches_with_examples(command: str, capfd: Captured) -> None:
-    assert main(["hub", command, "--help"]) == 0
-    out = capfd.readouterr().out
-    assert "Examples:" in out
-    assert f"kvspool hub {command}" in out

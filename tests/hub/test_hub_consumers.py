@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import shutil
 import threading
@@ -15,6 +14,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from commands import Run
 from pyarrow import flight
 from serving import HubServer
 
@@ -55,7 +55,8 @@ def secrets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("secrets")
     for name, *words in (("a", "--read", "JFK"), ("b", "--read", "JFK"), ("all", "--read", "*"), ("boss",)):
         role = ["--role", "admin" if name == "boss" else "reader"]
-        assert main(["hub", "token", "add", str(path / "access.toml"), "--name", name, *role, *words, "--output", str(path / name)]) == 0
+        command = ["hub", "token", "add", str(path / "access.toml"), "--name", name, *role, *words, "--output", str(path / name)]
+        assert main(command) == 0
     return path
 
 
@@ -174,9 +175,7 @@ def test_a_sequence_that_is_not_written_is_refused(connect: dict[str, RemoteHub]
     assert not list(root.glob(".hub/readers/*"))  # nor a lock
 
 
-def test_there_are_so_many_readers_and_no_more(
-    connect: dict[str, RemoteHub], root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_there_are_so_many_readers_and_no_more(connect: dict[str, RemoteHub], root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(consumers, "MOST_OF_ONE", 2)
     monkeypatch.setattr(consumers, "MOST_READERS", 3)
     for name in ("q", "r"):
@@ -230,16 +229,14 @@ def test_the_actions_are_listed(server: HubServer, secrets: Path) -> None:
 
 
 def test_the_command_shows_whose_it_is_and_deletes_it(
-    connect: dict[str, RemoteHub], root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    connect: dict[str, RemoteHub], root: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "160")
     connect["a"].commit("q", {("JFK", 0): 4})
-    assert main(["hub", "readers", str(root)]) == 0
-    assert "moved by a" in capsys.readouterr().out
-    assert main(["hub", "readers", str(root), "--json"]) == 0
-    (found,) = json.loads(capsys.readouterr().out)
+    assert "moved by a" in run("hub", "readers", root).out
+    (found,) = run("hub", "readers", root, "--json").object
     assert (found["name"], found["owner"], found["lag"]["records"]) == ("q", "a", 6)
-    assert main(["hub", "readers", str(root), "--delete", "q"]) == 0
+    run("hub", "readers", root, "--delete", "q")
     assert connect["a"].readers() == []
 
 

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import gc
 import itertools
-import json
 import os
 import shutil
 import signal
@@ -19,6 +18,7 @@ from typing import Any
 
 import pytest
 from children import Died, in_child, start
+from commands import Run
 from faults import FILE_CALLS, FailingPort, RecordingPort
 from schedules import ALL, some
 
@@ -28,7 +28,6 @@ from hub import HubRoot, ShardReplaced
 from hub.root import positions
 from hub.root.positions import Key, Position
 from kvspool import Gap, GapError, system
-from kvspool.cli import main
 from kvspool.errors import Closed, Corruption, LogNotFound, NoSuchReader, NotALog, OutOfRange, ReaderBusy, UnknownVersion
 from kvspool.journal.control import checksum
 
@@ -752,38 +751,28 @@ def test_an_interrupt_loses_no_record_and_doubles_none(root: HubRoot) -> None:
 # The command.
 
 
-def test_the_command_lists_readers_and_deletes_one(root: HubRoot, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_command_lists_readers_and_deletes_one(root: HubRoot, run: Run) -> None:
     path = str(root.path)
-    assert main(["hub", "readers", path]) == 0
-    assert capfd.readouterr() == ("", "no durable readers\n")
+    assert run("hub", "readers", path) == ("", "no durable readers\n")
     add(root, "a", list(range(10)))
     with root.reader("spark") as reader:
         data(reader.read(limit=4))
         reader.commit()
-        assert main(["hub", "readers", path]) == 0
-        out = capfd.readouterr().out
+        out = run("hub", "readers", path).out
         assert "spark" in out
         assert "open: process" in out.replace("\n", " ")
-        assert main(["hub", "readers", path, "--delete", "spark"]) == 6
-        assert "is already open" in capfd.readouterr().err
+        assert "is already open" in run("hub", "readers", path, "--delete", "spark", code=6).err
     root.reader("broken").close()
     position_file(root, "broken").write_bytes(b"x")
-    assert main(["hub", "readers", path, "--json"]) == 0
-    broken, spark = json.loads(capfd.readouterr().out)
+    broken, spark = run("hub", "readers", path, "--json").object
     assert (broken["lag"], spark["lag"]["records"], spark["holder"]) == (None, 6, "")
     assert "broken.positions" in broken["problem"]
     assert spark["lag"]["shards"] == [
         {"client": "a", "shard": 0, "sequence": 2, "records": 3},
         {"client": "a", "shard": 1, "sequence": 2, "records": 3},
     ]
-    assert main(["hub", "readers", path, "--delete", "spark"]) == 0
-    assert capfd.readouterr().out == "deleted the reader 'spark'\n"
-    assert main(["hub", "readers", path, "--delete", "spark"]) == 2
-    assert "no reader" in capfd.readouterr().err
-    assert main(["hub", "readers", path, "--delete", "../x"]) == 2
-    assert "a reader's name" in capfd.readouterr().err
-    assert main(["hub", "readers", "--help"]) == 0
-    assert "Examples:" in capfd.readouterr().out
+    assert run("hub", "readers", path, "--delete", "spark").out == "deleted the reader 'spark'\n"
+    assert "Examples:" in run("hub", "readers", "--help").out
 
 
 def test_a_reader_of_the_synced_sees_only_what_is_on_disk(root: HubRoot) -> None:

@@ -15,6 +15,7 @@ import every_log
 import garbage
 import msgspec
 import pytest
+from commands import Run
 
 import hub
 import kvspool
@@ -31,7 +32,6 @@ from hub.root.positions import Position
 from hub.root.store import GENERATIONS, MIRRORED, PRIVATE, Store, load_generations, root_id
 from hub.security.access import Access
 from hub.server.shard_index import ShardIndex
-from kvspool.cli import main
 from kvspool.errors import Corruption, FormatError, KvspoolError, NotAFile
 from kvspool.journal import settings
 from kvspool.system import disk
@@ -88,7 +88,7 @@ DAMAGES: list[tuple[str, Callable[[Path], None], str]] = [
 
 @pytest.mark.parametrize(("name", "damage", "words"), DAMAGES)
 def test_one_bad_shard_is_reported_and_all_others_continue(
-    root: Path, name: str, damage: Callable[[Path], None], words: str, capsys: pytest.CaptureFixture[str]
+    root: Path, name: str, damage: Callable[[Path], None], words: str, run: Run
 ) -> None:
     damage(root / "bad" / name)
     with every_log.in_time():
@@ -118,8 +118,7 @@ def test_one_bad_shard_is_reported_and_all_others_continue(
                 # A follower reads a log whose lock file is damaged: it needs none.
                 assert [words in problem for problem in problems] == [True] or (name == "lock" and len(records) == 2), "it comes once"
         assert [words in one.problem for one in hub.open(root).readers()] == [True, True]
-        assert main(["hub", "clients", str(root)]) == Corruption.exit_code
-        said = capsys.readouterr()
+        said = run("hub", "clients", root, code=Corruption.exit_code)
         assert "good" in said.out and "bad shard 0" in said.err
 
 

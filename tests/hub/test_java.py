@@ -10,13 +10,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import Run
 from processes_of_spark import JAVA
 
 import hub.cli.hub
 import kvspool
 from hub.spark import java
 from hub.spark.java import JavaNotFound, find_java, use_java
-from kvspool.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -42,9 +42,7 @@ def make_java(program: Path, says: str) -> Path:
     return program.parent.parent
 
 
-@pytest.mark.parametrize(
-    ("says", "version"), [("1.8.0_402", 8), ("11.0.2", 11), ("17.0.1", 17), ("21", 21), ("25.0.3-ea", 25), ("", 0)]
-)
+@pytest.mark.parametrize(("says", "version"), [("1.8.0_402", 8), ("11.0.2", 11), ("17.0.1", 17), ("21", 21), ("25.0.3-ea", 25), ("", 0)])
 def test_the_version_of_a_java_is_what_it_says(tmp_path: Path, says: str, version: int) -> None:
     make_java(tmp_path / "bin" / "java", says)
     assert java.version_of(tmp_path / "bin" / "java") == version
@@ -109,14 +107,13 @@ def test_without_any_java_an_error_says_what_was_found_and_how_to_get_one(
 
 
 def test_the_doctor_and_a_command_say_which_java_it_is(
-    bare: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    bare: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], run: Run
 ) -> None:
     make_java(bare / "java", "21.0.1")
-    assert main(["doctor", "--json"]) == 0
-    (check,) = [check for check in json.loads(capsys.readouterr().out)["checks"] if check["name"] == "Java"]
+    (check,) = [check for check in run("doctor", "--json").object["checks"] if check["name"] == "Java"]
     assert (check["state"], check["found"]) == ("ok", f"Java 21 ({bare / 'java'}, from the PATH)")
     assert java.main() == 0
-    assert capsys.readouterr().out == f"# Java 21 ({bare / 'java'}, from the PATH)\nunset JAVA_HOME\n"
+    assert capfd.readouterr().out == f"# Java 21 ({bare / 'java'}, from the PATH)\nunset JAVA_HOME\n"
 
 
 def test_the_wrapper_leaves_out_one_option_and_touches_no_other(tmp_path: Path) -> None:

@@ -76,11 +76,6 @@ def some_records(log: Journal, first: int, count: int) -> None:
         log.append(value, key=b"k%d" % (number % 5) if number % 4 else None, type=number % 7)
 
 
-def serve(root: Path) -> HubServer:
-    """Return a hub that lets everybody in."""
-    return HubServer(root)
-
-
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     """A hub root with two clients: one of two journals, one a journal with left-out sequences."""
@@ -98,7 +93,7 @@ def source(tmp_path: Path) -> Path:
 @pytest.fixture
 def server(source: Path) -> Iterator[HubServer]:
     """A hub that serves the source."""
-    with serve(source) as server:
+    with HubServer(source) as server:
         yield server
 
 
@@ -175,7 +170,7 @@ def test_only_the_clients_that_are_wanted_are_pulled(server: HubServer, tmp_path
 
 def test_what_the_source_trimmed_before_it_was_pulled_is_a_gap(tmp_path: Path) -> None:
     hub.create(tmp_path / "source").close()
-    with kvspool.create(tmp_path / "source" / "JFK", format="kvj", segment_bytes=1000) as log, serve(tmp_path / "source") as server:
+    with kvspool.create(tmp_path / "source" / "JFK", format="kvj", segment_bytes=1000) as log, HubServer(tmp_path / "source") as server:
         some_records(log, 0, 100)
         log.trim(before=40)
         first = log.first()
@@ -273,7 +268,7 @@ def end_of(path: Path) -> int:
 def test_a_chain_of_three_hubs_with_crashes_in_the_middle(source: Path, tmp_path: Path) -> None:
     region, centre = tmp_path / "region", tmp_path / "centre"
     port = free_port()
-    with serve(source) as server, kvspool.open(source / "EWR") as log:
+    with HubServer(source) as server, kvspool.open(source / "EWR") as log:
         with process(PULL, server.location, region) as (first, _), process(SERVE, region, port) as (serving, location):
             with running(Mirror(location, centre)) as mirror:
                 for number in range(2000):
@@ -467,12 +462,12 @@ def refused(location: str, root: Path, kind: type[Exception]) -> str:
 
 
 def test_a_source_that_was_restored_from_an_older_state_is_refused(source: Path, tmp_path: Path) -> None:
-    with serve(source) as server:
+    with HubServer(source) as server:
         shutil.copytree(source, tmp_path / "older")  # with its id
         with kvspool.open(source / "EWR") as log:
             some_records(log, 62, 10)
         pull(server.location, tmp_path / "mirror")
-    with serve(tmp_path / "older") as server:
+    with HubServer(tmp_path / "older") as server:
         assert "older state" in refused(server.location, tmp_path / "mirror", Restored)
         with kvspool.open(tmp_path / "older" / "EWR") as log:
             some_records(log, 62, 20)  # it continues with other records
@@ -481,9 +476,9 @@ def test_a_source_that_was_restored_from_an_older_state_is_refused(source: Path,
 
 def test_another_hub_at_the_address_is_refused(source: Path, tmp_path: Path) -> None:
     shutil.copytree(source, tmp_path / "other")  # before it was served: it gets an id of its own
-    with serve(source) as server:
+    with HubServer(source) as server:
         pull(server.location, tmp_path / "mirror")
-    with serve(tmp_path / "other") as server:
+    with HubServer(tmp_path / "other") as server:
         assert "another hub" in refused(server.location, tmp_path / "mirror", Conflict)
 
 
@@ -525,7 +520,7 @@ def test_a_mirror_takes_no_records_of_its_clients_from_shippers(server: HubServe
     pull(server.location, tmp_path / "mirror")
     before = tree(tmp_path / "mirror" / "EWR")
     kvspool.create(tmp_path / "log", capacity="1MiB").close()
-    with serve(tmp_path / "mirror") as region:
+    with HubServer(tmp_path / "mirror") as region:
         with Shipper(tmp_path / "log", region.location, client="EWR") as shipper, pytest.raises(Fenced, match="mirrored"):
             shipper.run(until_empty=True)
         with Shipper(tmp_path / "log", region.location, client="LGA") as shipper:

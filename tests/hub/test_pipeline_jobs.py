@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from commands import Run
 
 import hub
 import kvspool
@@ -24,7 +25,6 @@ from hub.pipeline.run import PipelineRun, only_one, pinned_fields, progress_path
 from hub.pipeline.schema import Kind, ddl, parse_schema
 from hub.pipeline.session import errors_to
 from hub.pipeline.sinks import DeltaSink, open_sink
-from kvspool.cli import main
 from kvspool.errors import MissingExtra, NotAFile
 
 deltalake = pytest.importorskip("deltalake")
@@ -331,50 +331,45 @@ def test_a_sample_that_says_nothing_is_refused(values: list[bytes]) -> None:
 # Commands that need no Spark.
 
 
-def test_check_says_what_a_job_will_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_says_what_a_job_will_do(tmp_path: Path, run: Run) -> None:
     path = tmp_path / "late.toml"
     path.write_text(ALL)
-    assert main(["pipeline", "check", str(path)]) == 0
-    said = capsys.readouterr().out
+    said = run("pipeline", "check", path).out
     assert "aggregates count(*) AS flights by code of 1 hour every 30 minutes" in said
     assert f"adds to    delta at {tmp_path}/late, partitioned by code" in said
     assert "bad record ends the query" in said
     path.write_text(LEAST.replace('path = "root"', 'path = "root"\nsubscribbe = "JFK"'))
-    assert main(["pipeline", "check", str(path)]) == 2
-    said = capsys.readouterr().err
+    said = run("pipeline", "check", path, code=2).err
     assert f"{path}: [source]" in said and "did you mean subscribe?" in said
 
 
-def test_check_does_not_repeat_a_token(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_does_not_repeat_a_token(tmp_path: Path, run: Run) -> None:
     path = tmp_path / "late.toml"
     path.write_text(ALL.replace('tokenFile = "reader.token"', 'token = "secret"'))
     for form in ([], ["--json"]):
-        assert main(["pipeline", "check", str(path), *form]) == 0
-        said = capsys.readouterr()
+        said = run("pipeline", "check", path, *form)
         assert "(hidden)" in said.out and "secret" not in said.out + said.err
 
 
-def test_check_repeats_no_secret_of_sink_and_session(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_repeats_no_secret_of_sink_and_session(tmp_path: Path, run: Run) -> None:
     path = tmp_path / "late.toml"
     conf = 'conf = { "spark.hadoop.fs.s3a.access.key" = "hush", "spark.ssl.keyPassword" = "hush", "spark.cores.max" = "4" }'
     sink = 'format = "kvspool"\noptions = { token = "hush", Secret = "hush", tokenFile = "here", topic = "x" }'
     path.write_text(f"{LEAST}{sink}\n[spark]\n{conf}\n")
-    assert main(["pipeline", "check", str(path), "--json"]) == 0
-    said = capsys.readouterr().out
+    said = run("pipeline", "check", path, "--json").out
     assert "hush" not in said
     found = json.loads(said)
     assert found["sink"]["options"] == {"token": "(hidden)", "Secret": "(hidden)", "tokenFile": "here", "topic": "x"}
     assert found["spark"]["conf"]["spark.cores.max"] == "4"
 
 
-def test_the_first_command_of_the_page_infers_a_schema(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_first_command_of_the_page_infers_a_schema(tmp_path: Path, run: Run) -> None:
     pytest.importorskip("pyarrow")
     (tmp_path / "output").mkdir()
     with shard.create(tmp_path / "output" / "hub", prefix="JFK", bits=1, capacity="64KiB") as shards:
         shards.append_many([{"row": row, "carrier": "AA"} for row in range(4)], keys=[b"%d" % row for row in range(4)])
     (tmp_path / "delays.toml").write_text(examples()[0])
-    assert main(["pipeline", "infer", str(tmp_path / "delays.toml")]) == 0
-    assert capsys.readouterr().out == 'schema = "row bigint, carrier string"\n'
+    assert run("pipeline", "infer", tmp_path / "delays.toml").out == 'schema = "row bigint, carrier string"\n'
 
 
 def timed_job(folder: Path) -> Any:
@@ -447,12 +442,10 @@ def test_without_the_package_of_delta_tables_the_extra_is_named(tmp_path: Path, 
         open_sink(job_of(LEAST, tmp_path))
 
 
-def test_status_of_a_job_that_has_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_of_a_job_that_has_not_run(tmp_path: Path, run: Run) -> None:
     (tmp_path / "late.toml").write_text(LEAST)
-    assert main(["pipeline", "status", str(tmp_path / "late.toml")]) == 0
-    assert "has not run yet" in capsys.readouterr().err
-    assert main(["pipeline", "status", str(tmp_path / "late.toml"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"name": "late", "state": "new", "silent": False}
+    assert "has not run yet" in run("pipeline", "status", tmp_path / "late.toml").err
+    assert run("pipeline", "status", tmp_path / "late.toml", "--json").object == {"name": "late", "state": "new", "silent": False}
 
 
 # The cause of a failure.

@@ -44,11 +44,6 @@ from kvspool.journal.format import JournalBatch
 from kvspool.record import Gap
 
 
-def serve(root: Path) -> HubServer:
-    """Return a hub that lets everybody in."""
-    return HubServer(root)
-
-
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """A hub root with one client of two shards, and one with a Gap."""
@@ -66,7 +61,7 @@ def root(tmp_path: Path) -> Path:
 @pytest.fixture
 def server(root: Path) -> Iterator[HubServer]:
     """A hub that serves the root."""
-    with serve(root) as server:
+    with HubServer(root) as server:
         yield server
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import signal
 import subprocess
@@ -13,23 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import Run
 from processes_of_a_hub import ServeCommand
 
 import hub
 import kvspool
 import shard
-from kvspool.cli import main
 from shard import route
 
 KVSPOOL = [sys.executable, "-m", "kvspool.cli"]
-
-
-def run(*words: str | Path, code: int = 0) -> str:
-    """Run a command to its end, and return what it said on stderr."""
-    said = io.StringIO()
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(said):
-        assert main([*map(str, words)]) == code, said.getvalue()
-    return said.getvalue()
 
 
 class Hub(ServeCommand):
@@ -71,13 +61,13 @@ def received(root: Path) -> list[tuple[str, int, int, bytes]]:
         return sorted((record.client, record.shard, record.sequence, record.value) for record in found.read())
 
 
-def test_a_log_and_a_shard_set_are_shipped_and_pulled_again(anonymous: Hub, log: Path, tmp_path: Path) -> None:
+def test_a_log_and_a_shard_set_are_shipped_and_pulled_again(anonymous: Hub, log: Path, tmp_path: Path, run: Run) -> None:
     with shard.create(tmp_path / "set", bits=1, capacity="1MiB") as made:
         made.append_many([b"one", b"two"], keys=[b"1", b"2"])
     run("ship", f"web={log}", f"set={tmp_path / 'set'}", anonymous.location, "--once")
     there = received(tmp_path / "root")
     assert len(there) == 102 and {client for client, *_ in there} == {"web", "set"}
-    assert "0 left" in run("ship", log, anonymous.location, "--client", "web", "--once")
+    assert "0 left" in run("ship", log, anonymous.location, "--client", "web", "--once").err
     assert received(tmp_path / "root") == there
     run("ship", anonymous.location, tmp_path / "mirror", "--once")
     assert received(tmp_path / "mirror") == there
@@ -86,7 +76,9 @@ def test_a_log_and_a_shard_set_are_shipped_and_pulled_again(anonymous: Hub, log:
 
 
 @pytest.mark.parametrize("level", ["process", "disk"])
-def test_a_mirror_at_the_level_disk_has_flushed_what_it_counts_as_pulled(anonymous: Hub, log: Path, tmp_path: Path, level: str) -> None:
+def test_a_mirror_at_the_level_disk_has_flushed_what_it_counts_as_pulled(
+    anonymous: Hub, log: Path, tmp_path: Path, level: str, run: Run
+) -> None:
     run("ship", f"web={log}", anonymous.location, "--once")
     run("ship", anonymous.location, tmp_path / "mirror", "--once", "--level", level)
     assert received(tmp_path / "mirror") == received(tmp_path / "root")
@@ -94,13 +86,9 @@ def test_a_mirror_at_the_level_disk_has_flushed_what_it_counts_as_pulled(anonymo
         assert pulled.stats().synced_sequence == (100 if level == "disk" else 0)
 
 
-def test_a_level_is_chosen_for_mirrors_only(log: Path) -> None:
-    assert "hub serve --level" in run("ship", f"web={log}", "grpc://127.0.0.1:1", "--level", "disk", code=2)
-
-
 @pytest.mark.parametrize("format", ["spool", "kvj"])
 def test_a_log_that_moved_to_another_hub_lost_nothing_and_is_rid_of_the_first_ones_reader(
-    anonymous: Hub, second: Hub, tmp_path: Path, format: Any
+    anonymous: Hub, second: Hub, tmp_path: Path, format: Any, run: Run
 ) -> None:
     """The words of docs/hub.md name the reader."""
     path = tmp_path / "events"
@@ -108,7 +96,7 @@ def test_a_log_that_moved_to_another_hub_lost_nothing_and_is_rid_of_the_first_on
         log.append_many([b"one", b"two"])
         run("ship", path, anonymous.location, "--client", "web", "--once")
         log.append(b"three")
-        said = run("ship", path, second.location, "--client", "web", "--once")
+        said = run("ship", path, second.location, "--client", "web", "--once").err
         assert "web: 1 records" in said and "lost" not in said
         words = f"printf %s {anonymous.location} | sha256sum | cut -c1-12"
         old = "ship." + subprocess.run(words, shell=True, capture_output=True, text=True, check=True).stdout.strip()
@@ -132,7 +120,7 @@ def test_a_shipper_ends_at_a_signal_with_all_acknowledged(anonymous: Hub, log: P
     assert len(received(tmp_path / "root")) == 100
 
 
-def test_a_secure_hub_lets_in_who_has_a_token(log: Path, tmp_path: Path) -> None:
+def test_a_secure_hub_lets_in_who_has_a_token(log: Path, tmp_path: Path, run: Run) -> None:
     run("hub", "certificate", "init", tmp_path / "pki", "--name", "127.0.0.1", "--name", "localhost")
     run("hub", "token", "add", tmp_path / "access.toml", "--name", "web", "--output", tmp_path / "token")
     pki, token = tmp_path / "pki", ["--token-file", tmp_path / "token"]
@@ -157,26 +145,16 @@ def test_a_secure_hub_lets_in_who_has_a_token(log: Path, tmp_path: Path) -> None
     assert "authentication failed" in log_of_the_hub and (tmp_path / "token").read_text().strip() not in log_of_the_hub
 
 
-def test_what_can_not_be_shipped_or_served_is_said(anonymous: Hub, log: Path, tmp_path: Path) -> None:
-    assert "client's id" in run("ship", log, anonymous.location, code=2)
-    assert "same id" in run("ship", f"a={log}", f"a={log}", anonymous.location, code=2)
-    assert "a hub is grpc" in run("ship", log, "http://x", "--client", "a", code=2)
-    assert "--only" in run("ship", log, anonymous.location, "--client", "a", "--only", "b", code=2)
-    assert "one root" in run("ship", anonymous.location, anonymous.location, code=2)
-    assert "does not exist" in run("ship", tmp_path / "none", anonymous.location, "--client", "a", code=3)
-    (tmp_path / "token").write_text("kvs")
-    (tmp_path / "token").chmod(0o644)
-    assert "chmod 600" in run("ship", log, anonymous.location, "--client", "a", "--token-file", tmp_path / "token", code=2)
-    serve = ["hub", "serve", "--root", tmp_path / "other", "--no-page"]
-    assert "needs a certificate" in run(*serve, "--anonymous", "--listen", "0.0.0.0:0", code=2)
-    assert "another hub serves" in run(*serve[:3], tmp_path / "root", "--no-page", "--anonymous", "--listen", "127.0.0.1:0", code=9)
+def test_a_root_that_another_hub_serves_is_refused(anonymous: Hub, tmp_path: Path, run: Run) -> None:
+    serve = ["hub", "serve", "--root", tmp_path / "root", "--no-page", "--anonymous", "--listen", "127.0.0.1:0"]
+    assert "another hub serves" in run(*serve, code=9).err
 
 
-def test_a_conflict_ends_the_command_with_its_code(anonymous: Hub, log: Path, tmp_path: Path) -> None:
+def test_a_conflict_ends_the_command_with_its_code(anonymous: Hub, log: Path, tmp_path: Path, run: Run) -> None:
     run("ship", log, anonymous.location, "--client", "web", "--once")
     with kvspool.create(tmp_path / "other", capacity="1MiB") as other:
         other.append(b"of another log")
     run("ship", tmp_path / "other", anonymous.location, "--client", "web", "--once")
-    fenced = run("ship", log, anonymous.location, "--client", "web", "--once", code=9)
+    fenced = run("ship", log, anonymous.location, "--client", "web", "--once", code=9).err
     assert "another log has replaced this one" in fenced
     assert len(received(tmp_path / "root")) == 101

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from clocks import StoppedClock
+from commands import Run
 from prometheus_client.parser import text_string_to_metric_families
 from serving import HubServer
 from shipping import eventually, shipping
@@ -26,7 +27,6 @@ from hub.client.ship_state import ShipState
 from hub.client.ship_status import ShipStatus
 from hub.client.state_listener import StateListener, ask, parse_address
 from kvspool import system
-from kvspool.cli import main
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def metrics_at(address: Any) -> dict[str, float]:
     return {sample.name: sample.value for family in text_string_to_metric_families(body.decode()) for sample in family.samples}
 
 
-def test_a_shipper_and_a_mirror_serve_their_state(root: Path, log: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_shipper_and_a_mirror_serve_their_state(root: Path, log: Any, tmp_path: Path, run: Run) -> None:
     path = str(tmp_path / "ship.sock")
     with ExitStack() as stack:
         server = stack.enter_context(HubServer(root))
@@ -80,18 +80,15 @@ def test_a_shipper_and_a_mirror_serve_their_state(root: Path, log: Any, tmp_path
         assert (found["kvspool_mirror_connected"], found["kvspool_mirror_behind_records"]) == (1, 0)
         state = json.loads(ask(path, "/status")[1])
         assert (state["shippers"][0]["client"], state["mirrors"][0]["source"]) == ("web", server.location)
-        assert main(["ship", "status", path]) == 0
-        assert "web" in capfd.readouterr().out
-        assert main(["ship", "status", path, "--json"]) == 0
-        assert json.loads(capfd.readouterr().out)["shippers"][0]["sent"] == 10
+        assert "web" in run("ship", "status", path).out
+        assert run("ship", "status", path, "--json").object["shippers"][0]["sent"] == 10
         server.close()
         eventually(lambda: ask(path, "/healthz")[0] == 503 and b"web: not connected to grpc://" in ask(path, "/healthz")[1])
         log.append(b"more")
         eventually(lambda: metrics_at(path)["kvspool_ship_behind_records"] == 1)
-        assert main(["ship", "status", path]) == 1
-        assert "not connected" in capfd.readouterr().err
+        assert "not connected" in run("ship", "status", path, code=1).err
     assert not os.path.exists(path)
-    assert main(["ship", "status", path]) == 1
+    run("ship", "status", path, code=1)
 
 
 def test_a_log_that_is_not_shipped_makes_a_shipper_unhealthy(root: Path, tmp_path: Path) -> None:
@@ -116,12 +113,11 @@ def test_a_port_answers_only_to_names_of_the_loopback() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["0.0.0.0:9000", "192.0.2.1:9000", "hub.example.org:9000", "9000", "localhost:x", "[::]:9000"])
-def test_only_a_loopback_address_or_a_socket_is_taken(wrong: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_only_a_loopback_address_or_a_socket_is_taken(wrong: str, tmp_path: Path, run: Run) -> None:
     with pytest.raises(ValueError):
         parse_address(wrong)
     kvspool.create(tmp_path / "log").close()
-    assert main(["ship", f"web={tmp_path / 'log'}", "grpc://127.0.0.1:1", "--once", "--status", wrong]) == 2
-    assert capfd.readouterr().err
+    assert run("ship", f"web={tmp_path / 'log'}", "grpc://127.0.0.1:1", "--once", "--status", wrong, code=2).err
 
 
 def test_a_socket_of_a_killed_shipper_is_replaced_and_no_other_file_is(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from commands import Run
 
 UNITS = Path(__file__).parents[2] / "docs" / "systemd"
 NAMES = sorted(path.name for path in UNITS.glob("*.service"))
@@ -21,15 +22,13 @@ def test_systemd_understands_the_unit(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_unit_runs_a_command_that_there_is(name: str, capfd: pytest.CaptureFixture[str]) -> None:
-    from kvspool.cli import main
+def test_the_unit_runs_a_command_that_there_is(name: str, run: Run) -> None:
 
     text = (UNITS / name).read_text().replace("\\\n", " ")
     (line,) = [line for line in text.splitlines() if line.startswith("ExecStart=")]
     words = line.partition("kvspool ")[2].split()
     command = words[:2] if words[0] in ("hub", "pipeline") else words[:1]
-    assert main([*command, "--help"]) == 0
-    out = capfd.readouterr().out
+    out = run(*command, "--help").out
     assert all(word in out for word in words if word.startswith("--"))
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import Run
 
 import hub
 import kvspool
@@ -19,7 +20,6 @@ from hub.pipeline import BadRecords, SchemaError
 from hub.spark.errors import DataLossError
 from hub.tables.delta import Table
 from hub.tables.errors import TableError
-from kvspool.cli import main
 
 pytest.importorskip("pyarrow")
 deltalake = pytest.importorskip("deltalake")
@@ -207,15 +207,10 @@ def test_a_stop_ends_a_follower_after_its_commit(root: Path, tmp_path: Path) -> 
     assert rows_of(tmp_path / "t") == list(range(300))
 
 
-def test_the_command_shows_a_table(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_shows_a_table(root: Path, tmp_path: Path, run: Run) -> None:
     path = str(tmp_path / "t")
-    assert main(["table", "append", str(root), path, "--schema", "infer", "--once", "--partition-by", "carrier"]) == 0
-    assert main(["table", path, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    run("table", "append", root, path, "--schema", "infer", "--once", "--partition-by", "carrier")
+    found = json.loads(run("table", path, "--json").out.splitlines()[-1])
     assert (found["rows"], found["partition_by"], found["last"]["by"]) == (300, ["carrier"], "table")
     assert found["columns"]["row"] == "int64" and found["bytes"] > 0 and found["files"] == 3
-    assert main(["table", path]) == 0
-    assert f"{path}: version 1, 300 rows, 3 files" in capsys.readouterr().out
-    assert main(["table", str(tmp_path / "none")]) == 3
-    assert "KVSPOOL_NO_TABLE" in capsys.readouterr().err
-    assert main(["table", "append", path]) == 2
+    assert f"{path}: version 1, 300 rows, 3 files" in run("table", path).out

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import pytest
+from commands import Run
 from typed_rows import BY, EVERYTHING, everything, told
 
 from kvspool import system
@@ -361,11 +362,10 @@ def test_large_files_and_row_groups_are_bounded(tmp_path: Path, monkeypatch: pyt
 # Object stores.
 
 
-def test_a_table_on_an_object_store_is_written_once_and_read(lake: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_table_on_an_object_store_is_written_once_and_read(lake: str, run: Run, tmp_path: Path) -> None:
     import polars
 
     import kvspool
-    from kvspool.cli import main
 
     table = made(f"{lake}/flights", partition_by=("carrier",))
     other = Table(f"{lake}/flights")
@@ -376,12 +376,11 @@ def test_a_table_on_an_object_store_is_written_once_and_read(lake: str, capsys: 
     with kvspool.create(tmp_path / "log", format="kvj") as log:
         log.append_many([b'{"row": %d}' % row for row in range(20)])
     append = ["table", "append", str(tmp_path / "log"), f"{lake}/appended", "--schema", "row int", "--once", "--bad", "fail"]
-    assert main(append) == main(append) == 0
-    assert main(["table", f"{lake}/appended", "--json"]) == 0
-    said = capsys.readouterr()
-    assert json.loads(said.out.splitlines()[-1])["rows"] == 20
+    outputs = [run(*append), run(*append)]
+    outputs.append(run("table", f"{lake}/appended", "--json"))
+    assert json.loads(outputs[-1].out.splitlines()[-1])["rows"] == 20
     assert sorted(deltalake.DeltaTable(f"{lake}/appended").to_pyarrow_table().column("row").to_pylist()) == list(range(20))
-    assert "hush-hush" not in said.out + said.err
+    assert "hush-hush" not in str(outputs)
 
 
 def test_a_secret_is_refused_as_an_option() -> None:

@@ -10,10 +10,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from commands import Run
 from faults import DirectoryPort
 
 from kvspool import errors, system
-from kvspool.cli import main
 from kvspool.queue import ChunkQueue, QueueFull, format, repair, verify
 
 ENTRIES = [b"%020d" % at for at in range(5)]  # two in each of the chunks 1 and 2, one in chunk 3
@@ -223,23 +223,19 @@ def test_a_chunk_that_is_no_file_is_refused(path: Path, files: dict[Path, bytes]
         shutil.rmtree(chunk(path, 2)) if chunk(path, 2).is_dir() and not chunk(path, 2).is_symlink() else chunk(path, 2).unlink()
 
 
-def test_the_commands_know_a_queue(path: Path, files: dict[Path, bytes], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["read", str(path), "--values", "--start", "1", "--limit", "2"]) == 0
-    assert capsys.readouterr().out.split() == [entry.decode() for entry in ENTRIES[1:3]]
-    assert main(["stats", str(path), "--json"]) == 0
-    assert '"entries":5' in capsys.readouterr().out
-    assert main(["verify", str(path)]) == 0
-    assert main(["doctor", str(path)]) == 0
-    assert "5 entries in 3 chunks" in capsys.readouterr().out
+def test_the_commands_know_a_queue(path: Path, files: dict[Path, bytes], run: Run) -> None:
+    assert run("read", path, "--values", "--start", "1", "--limit", "2").out.split() == [entry.decode() for entry in ENTRIES[1:3]]
+    assert '"entries":5' in run("stats", path, "--json").out
+    run("verify", path)
+    assert "5 entries in 3 chunks" in run("doctor", path).out
     for command in (["export", str(path)], ["sync", str(path)], ["tail", str(path), "--follow"], ["readers", str(path)]):
-        assert main(command) == 2
-        assert "is a queue" in capsys.readouterr().err
+        assert "is a queue" in run(*command, code=2).err
     overwrite(chunk(path, 2), 8, b"\0\x09")
-    assert main(["verify", str(path)]) == 5
-    assert main(["doctor", str(path)]) == 1
-    assert main(["read", str(path)]) == 5
-    assert main(["repair", str(path)]) == 0
-    assert main(["verify", str(path), "--json"]) == 0
+    run("verify", path, code=5)
+    run("doctor", path, code=1)
+    run("read", path, code=5)
+    run("repair", path)
+    run("verify", path, "--json")
     assert {file: file.read_bytes() for file in path.parent.iterdir()} == files
 
 

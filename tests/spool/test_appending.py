@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import Run
 
 import kvspool
 from kvspool import Spool, errors, system
-from kvspool.cli import main
 from kvspool.errors import AppendedInPart, Pinned, SpoolFull, appended_by
 from kvspool.spool.appending import Appending, Prepared, Row
 from kvspool.spool.durability import SpoolFlusher
@@ -236,18 +236,13 @@ def test_a_producers_batch_continues_in_the_same_call_when_the_view_is_closed(lo
     assert log.verify().is_sound
 
 
-def test_the_command_counts_what_a_failed_batch_has_stored(
-    log: Spool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_counts_what_a_failed_batch_has_stored(log: Spool, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
     def fail() -> None:
         raise errors.LogVanished("gone")
 
     during(monkeypatch, fail)
-    (tmp_path / "input").write_bytes(b"".join(value[:2] + b"x" * 900 + b"\n" for value in VALUES))
-    with (tmp_path / "input").open() as file:
-        monkeypatch.setattr("sys.stdin", file)
-        assert main(["append", str(log.path)]) == AppendedInPart.exit_code
-    told = capsys.readouterr().err
+    lines = b"".join(value[:2] + b"x" * 900 + b"\n" for value in VALUES)
+    told = run("append", log.path, code=AppendedInPart.exit_code, given=lines).err
     assert "17 of 50 records were appended, from sequence 100 on; don't append those again: gone" in told
     assert "appended 17 records: sequences 100 to 116" in told
 

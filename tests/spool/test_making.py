@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import Run
 from endings import Ending
 
 import kvspool
 from kvspool import system
-from kvspool.cli import main
 from kvspool.engine import making
 from kvspool.errors import LogExists
 
@@ -113,7 +113,7 @@ def test_files_of_others_and_logs_of_other_names_stay(tmp_path: Path) -> None:
     assert set(os.listdir(tmp_path)) == before | {"log"}
 
 
-def test_doctor_names_what_dead_creators_and_resizes_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_names_what_dead_creators_and_resizes_left(tmp_path: Path, run: Run) -> None:
     id = "0f" * 16
     for name in (f".log.{id}.resize", f".log.{id}.new", f".busy.{id}.new"):
         (tmp_path / name).mkdir()
@@ -122,11 +122,9 @@ def test_doctor_names_what_dead_creators_and_resizes_left(tmp_path: Path, capsys
     try:
         assert system.port.try_lock_file(fd, shared=False)
         for path in (tmp_path, tmp_path / "log"):
-            main(["doctor", str(path), "--json"])
-            said = capsys.readouterr().out
+            said = run("doctor", path, "--json").out
             assert f".log.{id}.new" in said and f".log.{id}.resize" in said and f".busy.{id}.new" not in said
-        main(["doctor", str(tmp_path / "other"), "--json"])
-        assert f".log.{id}" not in capsys.readouterr().out
+        assert f".log.{id}" not in run("doctor", tmp_path / "other", "--json").out
     finally:
         os.close(fd)
 

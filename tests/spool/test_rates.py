@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,13 +9,14 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from commands import Run
 from loops import twins
 from rings import lock_twin
 
 import hub
 import kvspool
 from kvspool import Gap, Spool, system
-from kvspool.cli import main, watch
+from kvspool.cli import watch
 from kvspool.engine import times
 from kvspool.kernel import frames_py as frames
 from kvspool.spool import format, spool_files
@@ -218,40 +218,36 @@ def test_rates_of_several_logs_add_up() -> None:
 # The command.
 
 
-def test_stats_show_rates(log: Spool, clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stats_show_rates(log: Spool, clock: Clock, run: Run) -> None:
     fill(log, 7)
     clock.seconds += 1
-    assert main(["stats", str(log.path)]) == 0
-    assert "7.0 records/s (952 B/s) over the last second" in capsys.readouterr().out
-    assert main(["stats", str(log.path), "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)["rates"]
+    assert "7.0 records/s (952 B/s) over the last second" in run("stats", log.path).out
+    shown = run("stats", log.path, "--json").object["rates"]
     assert shown["seconds"] == [{"time": START, "records": 7, "bytes": 952, "gaps": 0}]
 
 
-def test_watch_draws_until_it_is_interrupted(log: Spool, clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+def test_watch_draws_until_it_is_interrupted(log: Spool, clock: Clock, run: Run) -> None:
     fill(log, 800)
     clock.seconds += 1
     fill(log, 100)
     clock.waits = 2
-    assert main(["stats", str(log.path), "--watch"]) == 130
-    shown = capsys.readouterr().out
+    shown = run("stats", log.path, "--watch", code=130).out
     assert shown.count("last 64 seconds") == shown.count("last 64 minutes") == 4
     assert "records/s" in shown and "bytes/s" in shown and "█▁" in shown and "800" in shown
     assert max(map(len, shown.splitlines())) < 80
 
 
-def test_watch_as_json_is_an_object_for_each_interval(log: Spool, clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+def test_watch_as_json_is_an_object_for_each_interval(log: Spool, clock: Clock, run: Run) -> None:
     fill(log, 8)
     clock.waits = 3
-    assert main(["stats", str(log.path), "--watch", "--json", "--interval", "0.5"]) == 130
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    lines = run("stats", log.path, "--watch", "--json", "--interval", "0.5", code=130).objects
     assert [line["time"] - START for line in lines] == [0, 0, 1]
     assert [line["last_second"]["records"] for line in lines] == [0, 0, 8]
 
 
 @pytest.mark.parametrize("interval", ["0", "-1", "nan", "soon"])
-def test_an_interval_that_is_none_is_wrong_usage(interval: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["stats", "x", "--watch", "--interval", interval]) == 2
+def test_an_interval_that_is_none_is_wrong_usage(interval: str, run: Run) -> None:
+    run("stats", "x", "--watch", "--interval", interval, code=2)
 
 
 def test_bars() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import random
 import signal
@@ -11,12 +10,12 @@ from pathlib import Path
 
 import pytest
 from children import Died, in_child, writing
+from commands import Run
 from faults import FailingPort
 from images import OTHER_BOOT, ReadOnly
 
 import kvspool
 from kvspool import errors, system
-from kvspool.cli import main
 from kvspool.kernel import frames_py as frames
 from kvspool.spool import format, recovery
 from kvspool.spool.format import STRIDE
@@ -106,15 +105,12 @@ def test_it_needs_the_right_to_write(poisoned: Path) -> None:
         kvspool.repair(poisoned)
 
 
-def test_the_command_says_what_was_done(poisoned: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    assert main(["repair", str(poisoned)]) == 0
-    assert b"takes records again" in capfdbinary.readouterr().out
+def test_the_command_says_what_was_done(poisoned: Path, run: Run) -> None:
+    assert "takes records again" in run("repair", poisoned).out
     with (poisoned / format.CONTROL_FILE).open("r+b") as file:
         file.seek(frames.TAIL * 8)
         file.write(bytes([1]))
-    assert main(["repair", str(poisoned), "--json"]) == 0
-    report = json.loads(capfdbinary.readouterr().out)
-    assert report["recovery"]["records"] == 100
+    assert run("repair", poisoned, "--json").object["recovery"]["records"] == 100
 
 
 class Flushes(system.Port):
@@ -153,9 +149,7 @@ def damage(path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_damaged", [False, True])
-def test_a_checkpoint_is_written_only_when_every_page_is_on_disk(
-    poisoned: Path, monkeypatch: pytest.MonkeyPatch, is_damaged: bool
-) -> None:
+def test_a_checkpoint_is_written_only_when_every_page_is_on_disk(poisoned: Path, monkeypatch: pytest.MonkeyPatch, is_damaged: bool) -> None:
     if is_damaged:
         damage(poisoned)
     port = Flushes(monkeypatch)
@@ -208,9 +202,7 @@ def test_a_repair_that_is_killed_before_its_first_flush_leaves_a_damaged_log_poi
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3])
-def test_a_recovery_after_one_whose_flush_failed_writes_every_page_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nth: int
-) -> None:
+def test_a_recovery_after_one_whose_flush_failed_writes_every_page_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nth: int) -> None:
     with kvspool.create(tmp_path / "log", capacity=65536) as log:
         log.append_many([b"x"] * 100)
 

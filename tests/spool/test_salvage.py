@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import Run
 
 import kvspool
-from kvspool.cli import main
 from kvspool.errors import Corruption, LogNotFound, NotALog
 from kvspool.spool import format
 from kvspool.spool.salvage import _Ring
@@ -99,17 +98,16 @@ def test_the_records_of_a_full_ring_are_read_once(tmp_path: Path, monkeypatch: p
     assert passes == 1
 
 
-def test_a_damaged_record_is_left_out(source: Path, tmp_path: Path) -> None:
+def test_a_damaged_record_is_left_out(source: Path, tmp_path: Path, run: Run) -> None:
     kept = records(source)
     spoil(source / format.DATA_FILE, format.DATA_START + 4096, 1)
-    assert main(["salvage", str(source), str(tmp_path / "target")]) == 0
+    run("salvage", source, tmp_path / "target")
     found = records(tmp_path / "target")
     assert len([record for record in kept if record not in found]) == 1
 
 
-def test_the_command_prints_the_report(source: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    assert main(["salvage", str(source), str(tmp_path / "target"), "--json"]) == 0
-    report = json.loads(capfdbinary.readouterr().out)
+def test_the_command_prints_the_report(source: Path, tmp_path: Path, run: Run) -> None:
+    report = run("salvage", source, tmp_path / "target", "--json").object
     assert report["missing"] == 0 and report["last_sequence"] == 399
 
 

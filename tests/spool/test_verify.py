@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pty
 import threading
@@ -11,11 +10,12 @@ from pathlib import Path
 
 import pytest
 from children import start
+from commands import Run
 from images import Rebooted
 
 import kvspool
 from kvspool import errors, system
-from kvspool.cli import main, progress
+from kvspool.cli import progress
 from kvspool.spool import format
 from kvspool.spool.format import STRIDE
 
@@ -37,7 +37,7 @@ def test_a_sound_log_is_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("at", range(10))
-def test_a_damaged_record_is_named_by_position_and_sequence(tmp_path: Path, at: int) -> None:
+def test_a_damaged_record_is_named_by_position_and_sequence(tmp_path: Path, at: int, run: Run) -> None:
     with kvspool.create(tmp_path / "log", capacity=65536) as log:
         log.append_many([b"12345678"] * 10)
         damage(log.path, at * 40 + 33)
@@ -45,8 +45,8 @@ def test_a_damaged_record_is_named_by_position_and_sequence(tmp_path: Path, at: 
         assert (report.records, report.damaged_records, report.is_sound) == (9, 1, False)
         (place,) = report.damaged
         assert (place.position, place.size, place.first, place.last) == (at * 40, 40, at, at)
-    assert main(["verify", str(tmp_path / "log"), "--json"]) == 5
-    assert main(["verify", str(tmp_path / "log")]) == 5
+    run("verify", tmp_path / "log", "--json", code=5)
+    run("verify", tmp_path / "log", code=5)
 
 
 def test_no_false_alarm_while_a_writer_overwrites_what_is_looked_at(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_damage_before_a_restart_is_distinguished_from_what_was_left_out(tmp_pat
         assert (place.position, place.size) == (80, 40)
 
 
-def test_a_damaged_key_table_and_a_reader_without_a_place_are_problems(tmp_path: Path) -> None:
+def test_a_damaged_key_table_and_a_reader_without_a_place_are_problems(tmp_path: Path, run: Run) -> None:
     with kvspool.create(tmp_path / "log", capacity=65536, codec="keyed") as log:
         log.append({"a": 1, "b": 2})
         log.reader("one").close()
@@ -118,29 +118,26 @@ def test_a_damaged_key_table_and_a_reader_without_a_place_are_problems(tmp_path:
         first, second = log.verify().problems
         assert "key table has lost all keys after 1" in first
         assert "'one' (slot 0) has lost its position" in second
-    assert main(["verify", str(tmp_path / "log")]) == 5
+    run("verify", tmp_path / "log", code=5)
 
 
-def test_a_control_block_without_an_end_is_damage(tmp_path: Path) -> None:
+def test_a_control_block_without_an_end_is_damage(tmp_path: Path, run: Run) -> None:
     kvspool.create(tmp_path / "log", capacity=65536).close()
     with (tmp_path / "log" / format.CONTROL_FILE).open("r+b") as file:
         file.seek(320)
         file.write(bytes([8]))
     with pytest.raises(errors.Corruption):
         kvspool.verify(tmp_path / "log")
-    assert main(["verify", str(tmp_path / "log")]) == 5
+    run("verify", tmp_path / "log", code=5)
 
 
-def test_the_command_prints_the_report_and_shows_its_progress_on_a_terminal(
-    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
-) -> None:
+def test_the_command_prints_the_report_and_shows_its_progress_on_a_terminal(tmp_path: Path, run: Run) -> None:
     with kvspool.create(tmp_path / "log", capacity=1 << 20) as log:
         log.append_many([b"12345"] * 1000)
         told: list[tuple[int, int]] = []
         log.verify(lambda done, all: told.append((done, all)))
         assert told == sorted(told) and told[-1] == (40000, 40000) and len(told) > 3
-    assert main(["verify", str(tmp_path / "log"), "--json"]) == 0
-    assert json.loads(capfdbinary.readouterr().out)["records"] == 1000
+    assert run("verify", tmp_path / "log", "--json").object["records"] == 1000
     master, slave = pty.openpty()
     before = os.dup(2)
     try:
