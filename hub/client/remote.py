@@ -42,7 +42,7 @@ class RemoteHub(ClosingHandle):
 
     After a lost connection, the next call reconnects. Of several hubs, a call or stream whose hub is lost goes over to another one within
     seconds. It continues at the next sequence. A record is read once. A Gap is one only if every hub confirms it, and the end
-    is that of the hub with the most records. An error names every hub and its reason. See docs/hub.md for the sequences.
+    is that of the hub with the most records. An error names every hub and its reason. See docs/hub-readers.md for the sequences.
     """
 
     def __init__(

@@ -90,7 +90,7 @@ def test_a_mirror_at_the_level_disk_has_flushed_what_it_counts_as_pulled(
 def test_a_log_that_moved_to_another_hub_lost_nothing_and_is_rid_of_the_first_ones_reader(
     anonymous: Hub, second: Hub, tmp_path: Path, format: Any, run: Run
 ) -> None:
-    """The words of docs/hub.md name the reader."""
+    """The words of docs/shipping.md name the reader."""
     path = tmp_path / "events"
     with kvspool.create(path, format=format) as log:
         log.append_many([b"one", b"two"])

@@ -196,5 +196,5 @@ def test_hubs_are_named_in_several_ways_and_a_token_is_never_shown(tmp_path: Pat
 
 
 def test_every_option_is_documented() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "spark.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "docs" / "spark-options.md").read_text(encoding="utf-8")
     assert [name for name in NAMES if f"`{name}`" not in text] == []
