@@ -116,7 +116,7 @@ def programs() -> dict[str, str]:
     typed = (ROOT / "tests/contract/typed_program.py").read_text(encoding="utf-8")
     found = {"create": CREATE, "program": typed, "program_on_many_logs": PROGRAM_ON_MANY_LOGS}
     for page in PAGES:
-        for number, block in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)):
+        for number, block in enumerate(re.findall(r"```python[^\n]*\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)):
             needed = [
                 line for name, line in GIVEN.items() if re.search(rf"(?<![\w.\"']){name}\b(?!=)", block) and not _defines(block, name)
             ]
