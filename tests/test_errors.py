@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+import re
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 
@@ -65,3 +68,54 @@ def test_a_gap_error_carries_its_gap_and_says_what_was_lost() -> None:
     error = GapError(Gap(3, 9, "overrun", "/logs/a"))
     assert error.gap.count == 7
     assert str(error) == "7 records lost (overrun): sequences 3 to 9 of /logs/a"
+
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
+
+
+def rows(heading: str) -> list[list[str]]:
+    """Return the rows of all tables of the page of errors whose first column has this heading."""
+    found, is_there = [], False
+    for line in PAGE.splitlines():
+        cells = line.strip("| ").split(" | ")
+        is_there = line.startswith("|") and (is_there or cells[0] == heading)
+        if is_there and line.startswith("| `"):
+            found.append(cells)
+    return found
+
+
+def classes_of_errors() -> dict[str, int]:
+    """Return the public classes of errors in the sources of all packages, with their exit codes."""
+    nodes = [
+        node
+        for package in ("kvspool", "shard", "hub")
+        for path in sorted((ROOT / package).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_bytes()))
+        if isinstance(node, ast.ClassDef)
+    ]
+    codes = {"KvspoolError": errors.KvspoolError.exit_code}
+    while found := [(node, base) for node in nodes if node.name not in codes and (base := _base(node, codes))]:
+        for node, base in found:
+            own = [ast.literal_eval(line.value) for line in node.body if isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == "exit_code"]
+            codes[node.name] = own[0] if own else codes[base]
+    return {name: code for name, code in codes.items() if not name.startswith("_")}
+
+
+def _base(node: ast.ClassDef, known: dict[str, int]) -> str | None:
+    return next((base for base in map(ast.unparse, node.bases) if base in known), None)
+
+
+def test_the_page_of_errors_has_each_class_with_its_exit_code_its_cause_and_a_way_out() -> None:
+    listed = {name.strip("`"): int(code) for name, code, _, _ in rows("error")}
+    assert listed == {name: code for name, code in classes_of_errors().items() if name != "KvspoolError"}
+    assert len(listed) == len(rows("error")) > 80
+    assert [row for row in rows("error") + rows("code") if not all(row)] == []
+
+
+def test_the_page_of_errors_has_each_code_of_spark() -> None:
+    listed = [code for row in rows("code") for code in re.findall(r"`(KVSPOOL_\w+)`", row[0])]
+    sources = [path.read_text(encoding="utf-8") for package in ("hub", "pyspark_kvspool") for path in (ROOT / package).rglob("*.py")]
+    used = {code for source in sources for code in re.findall(r"\[(KVSPOOL_[A-Z_]+)\]", source)}
+    assert used | {f"KVSPOOL_{kind}_DO_NOT_MATCH" for kind in ("OFFSETS", "TIMESTAMPS")} == set(listed)
+    assert len(listed) == len(set(listed))

@@ -1,4 +1,4 @@
-"""The operator's pages are followed to the letter, and the recipe of the container runs commands that exist."""
+"""The pages for newcomers and operators are followed to the letter, and the recipe of the container runs commands that exist."""
 
 from __future__ import annotations
 
@@ -16,28 +16,52 @@ from kvspool.cli import plugins
 from kvspool.cli.command import make_parser
 
 ROOT = Path(__file__).resolve().parents[1]
-START = "trap 'kill $(jobs -p) 2> /dev/null || true' EXIT\nset -eumo pipefail\n"
-BLOCK = re.compile(r"^( *)```sh run\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+sys.path.append(str(ROOT / "tools"))
+import examples  # noqa: E402
+
+ADDRESS = re.compile(r"\b(127\.0\.0\.1|localhost):(707\d)\b")
 
 
-@pytest.mark.parametrize("page", ["backup", "upgrade", "capacity"])
-def test_the_commands_of_a_page_do_what_it_says(page: str, tmp_path: Path) -> None:
-    """All blocks run in one shell, in the order of the page; only the port is another one."""
-    blocks = [
-        block.replace("\n" + indent, "\n") for indent, block in BLOCK.findall((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8"))
-    ]
-    assert len(blocks) >= 2
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    program = START + "\n".join(blocks).replace("127.0.0.1:7070", f"127.0.0.1:{port}")
-    command = Path(tmp_path, "bin", "kvspool")
-    command.parent.mkdir()
-    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m kvspool.cli "$@"\n')
-    command.chmod(0o755)
-    variables = {**os.environ, "PATH": f"{command.parent}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-    (tmp_path / "work").mkdir()
-    done = subprocess.run(["bash", "-c", program], cwd=tmp_path / "work", env=variables, capture_output=True, text=True, timeout=280)
+def follow(program: str, place: Path) -> str:
+    """Run a program of a page's examples with this kvspool, at free ports, and return what it printed; fail with all of it if it failed."""
+    with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:
+        ports = {"7070": first.getsockname()[1], "7071": second.getsockname()[1]}
+    program = ADDRESS.sub(lambda found: f"{found[1]}:{ports[found[2]]}", program)
+    commands = place / "bin"
+    commands.mkdir()
+    for name, arguments in (("kvspool", "-m kvspool.cli"), ("python", "")):
+        (commands / name).write_text(f'#!/bin/sh\nexec {sys.executable} {arguments} "$@"\n')
+        (commands / name).chmod(0o755)
+    variables = {**os.environ, "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    (place / "work").mkdir()
+    done = subprocess.run(["bash", "-c", program], cwd=place / "work", env=variables, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.mark.parametrize("page", ["backup", "upgrade", "capacity", "writers", "readers"])
+def test_the_commands_of_a_page_do_what_it_says(page: str, tmp_path: Path) -> None:
+    """All blocks run in one shell, in the order of the page; only the ports are others."""
+    found = examples.examples(page)
+    assert len(found) >= 2
+    follow(examples.program(found), tmp_path)
+
+
+def test_the_first_pages_append_read_and_ship(tmp_path: Path) -> None:
+    said = follow(examples.program([*examples.examples("start"), *examples.examples("start-hub")]), tmp_path)
+    assert said.count("billed") == 4  # by the first run of two
+    assert '"logout"' in said  # followed
+    assert [line.split()[:3] for line in said.splitlines() if line.startswith("me ")] == [["me", "0", str(at)] for at in range(5)]
+
+
+@pytest.mark.spark
+def test_the_first_page_of_spark_counts(tmp_path: Path) -> None:
+    pytest.importorskip("pyspark")
+    first = examples.examples("start")[:3]
+    assert first[-1].text == "python first.py\n"
+    said = follow(examples.program([*first, *examples.examples("start-spark")]), tmp_path)
+    assert "3 records\n" in said and "3 records copied\n" in said
+    assert re.search(r"\| *login\| +1\|", said)
 
 
 def test_the_container_runs_a_command_that_exists_with_options_that_it_has() -> None:

@@ -93,7 +93,7 @@ def _hub(root: Path) -> Iterator[tuple[HubServer, str]]:
     from hub.web.page import HubPage
 
     with HubServer(root, access=Access.anonymous(), listen=("127.0.0.1", 0), least_free=LEAST_FREE) as server:
-        with HubPage(server.status, listen=("127.0.0.1", 0)) as page:
+        with HubPage(server.status, listen=("127.0.0.1", 0), records=server.recent.read) as page:
             yield server, page.url
 
 

@@ -161,7 +161,7 @@ def _page(hub: HubServer, arguments: argparse.Namespace, stack: ExitStack) -> st
     """Serve the page. Return its address."""
     from hub.web.page import HubPage
 
-    page = stack.enter_context(HubPage(hub.status, listen=arguments.page, names=arguments.page_name))
+    page = stack.enter_context(HubPage(hub.status, listen=arguments.page, names=arguments.page_name, records=hub.recent.read))
     return page.url
 
 

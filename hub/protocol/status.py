@@ -40,6 +40,7 @@ class ClientStatus(msgspec.Struct, frozen=True, kw_only=True):
     duplicates: int  # records that were already stored, acknowledged without a write
     refused: dict[str, int]  # batches, by reason
     quota_bytes: int  # limit of its stored bytes; 0 for none
+    is_mirrored: bool = False  # a mirror pulls its records from another hub; it has no shippers here
 
     @property
     def used(self) -> int:

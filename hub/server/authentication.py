@@ -47,6 +47,17 @@ class Authentication:
             raise self._refused(error, f"method {call.method.rpartition('/')[2]}, from {where}") from None
         return Standing(self, principal, where)
 
+    def bearer(self, token: str | None, where: str) -> Standing:
+        """Return the caller with a token, of a connection that can't show a certificate. Raises NotAuthenticated."""
+        try:
+            if self._uses_certificates and not self.access.is_anonymous:
+                raise NotAuthenticated("this hub requires certificates of its clients, which the page can't check")
+            if token is None and not self.access.is_anonymous:
+                raise NotAuthenticated("no token was sent")
+            return Standing(self, self.access.authenticate(token or ""), where)
+        except NotAuthenticated as error:
+            raise self._refused(error, f"of the page, from {where}") from None
+
     def _principal(self, call: Call) -> Principal:
         if self.access.is_anonymous:
             return self.access.authenticate("")

@@ -45,11 +45,13 @@ from hub.server.ingest import Exchange, IngestSession
 from hub.server.lag_monitor import LagMonitor
 from hub.server.limits import Address, Limits, Reason
 from hub.server.listener import Listener
+from hub.server.mirrors import MirrorMarks
 from hub.server.openings import Openings
 from hub.server.owners import Owners
 from hub.server.pipelines import Pipelines
 from hub.server.probe import PRINCIPAL, Probe, ProbedAddress
 from hub.server.read_service import ReadService
+from hub.server.recent import RecentReader
 from hub.server.tls import server_context
 from hub.server.workers import Workers
 from kvspool import system
@@ -115,10 +117,12 @@ class HubServer(Handle):
         self.meters = Meters()
         self.owners = Owners()
         self.lag_monitor = LagMonitor(self.root)
+        self.mirrors = MirrorMarks(self.root, self.catalogue)
         self.pipelines = Pipelines(self.root)
         self.retention = Keeper(self.root, self.store.used, self.catalogue, self.store.has_sealed)
         self._cuts = EventLog("refused or cut connections")
         self.authentication = Authentication(access, uses_certificates=certificates is not None and certificates.authority is not None)
+        self.recent = RecentReader(self.authentication, self.read_service.index)
         self.service = FlightService(
             self.root, self.authentication, self.meters, self.read_service, self.consumers, self._exchange
         )
@@ -294,6 +298,7 @@ class HubServer(Handle):
 
     def _look_at_readers(self) -> None:
         self.lag_monitor.look(self.store.sizes)
+        self.mirrors.look()
         self.pipelines.look()
 
     # Maintenance.
@@ -380,6 +385,7 @@ class HubServer(Handle):
                     gaps=client.lost.total(),
                     duplicates=client.duplicates,
                     refused=dict(client.refused),
+                    is_mirrored=name in self.mirrors.clients,
                     quota_bytes=min((one.quota.bytes for one in self.owners.of(name, writers) if one.quota.bytes is not None), default=0),
                 )
             )

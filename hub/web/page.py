@@ -21,6 +21,7 @@ from typing import Any, Self
 
 import msgspec
 
+from hub.protocol.recent import RecordsOf
 from hub.protocol.status import HubStatus
 from kvspool.errors import Closed, MissingExtra
 from kvspool.system.handles import Handle
@@ -47,15 +48,22 @@ _connection_logger.addFilter(lambda line: line.levelno != logging.WARNING)  # of
 class HubPage(Handle):
     """The page of one hub. `start` and `close` it, or use it in a `with` statement; it can't be restarted."""
 
-    def __init__(self, status: Callable[[], HubStatus], listen: tuple[str, int] = ("127.0.0.1", 0), names: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        status: Callable[[], HubStatus],
+        listen: tuple[str, int] = ("127.0.0.1", 0),
+        names: Iterable[str] = (),
+        records: RecordsOf | None = None,
+    ) -> None:
         """status: returns the hub's status. listen: a host and a port, 0 for any free one.
 
         `status` is called from one of the page's threads, once a second. `names` are other names or addresses under which browsers reach
-        the page, without a port. Requests for other names are refused, except those of the loopback and of the host.
+        the page, without a port. Requests for other names are refused, except those of the loopback and of the host. `records` returns the
+        newest records of a shard to callers with the right to read them, in a thread; `HubServer.recent.read` does. None: none are shown.
         """
         self._status = status
         self._listen = self._bound = listen
-        self._site = Site([*names, *([listen[0]] if listen[0] not in WILDCARDS else [])])
+        self._site = Site([*names, *([listen[0]] if listen[0] not in WILDCARDS else [])], records)
         self._server = uvicorn.Server(_configuration(self._site))
         self._loop: asyncio.AbstractEventLoop | None = None
         self._socket: socket.socket | None = None

@@ -3,14 +3,15 @@
     /                       the page, with /hub.css and /hub.js
     /api/status             status, rates and history as JSON
     /api/history?client=ID  the history of one client; empty if there is none
+    /api/records?...        the newest records of a shard, with the right to read them; see `hub.web.records`
     /events                 status and rates once a second, as server-sent events
     /metrics                for Prometheus
     /healthz                200, or 503 with the reason
 
 **Answers show a sample.** The hub is asked once a second, for any number of viewers; every answer uses its last status.
 
-**Access.** There is no login: everyone with access to the listener may read, and no request changes anything. Other web pages in a viewer's
-browser have no access. A foreign Host is refused (DNS rebinding), and so is a fetch that the browser attributes to another site. Only GET
+**Access.** There is no login: everyone with access to the listener may see the status, and no request changes anything. Records need the
+right to read them. Other web pages in a viewer's browser have no access. A foreign Host is refused (DNS rebinding), and so is a fetch that the browser attributes to another site. Only GET
 is answered. Scripts and styles are only the page's own, and data from clients is only inserted as text.
 
 All of it runs in the thread of the event loop.
@@ -28,13 +29,16 @@ import msgspec
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from hub.protocol.recent import RecordsOf
 from hub.protocol.status import HubStatus
 from hub.web import metrics
+from hub.web.answers import LOOPBACK, json_answer, sentence, without_port
 from hub.web.history import Histories, History, RateSeries, TrafficRates
+from hub.web.records import Records
 
 MOST_LISTENERS = 32  # concurrent event streams
 STALE = 8.0  # seconds after which the last status is out of date
@@ -42,7 +46,6 @@ HEARTBEAT = 5.0  # seconds after which a stream repeats its last event
 RETRY = 1000  # milliseconds after which a browser reconnects a broken stream
 
 STATIC = {"/": ("hub.html", "text/html"), "/hub.css": ("hub.css", "text/css"), "/hub.js": ("hub.js", "text/javascript")}
-LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -106,14 +109,16 @@ class Report(News, frozen=True):
 class Site:
     """The routes; `app` is the ASGI application."""
 
-    def __init__(self, names: Iterable[str]) -> None:
-        """names: without ports, under which browsers reach the page, in addition to those of the loopback."""
+    def __init__(self, names: Iterable[str], records_of: RecordsOf | None = None) -> None:
+        """names: without ports, under which browsers reach the page, in addition to those of the loopback. records_of: None shows no records.
+        """
         self._sample = Sample(-math.inf, failure="the hub has not been asked yet")
         self._said = self._sample  # the last one with a status
         self._histories = Histories()
         self._event = b""
         self._listeners: set[asyncio.Event] = set()  # each is set when there is an event to send, or at the end
         self._is_closed = False
+        self._records = Records(records_of)
         self.app: ASGIApp = RequestGuard(Starlette(routes=self._routes()), names)
 
     def _routes(self) -> list[Route]:
@@ -122,6 +127,7 @@ class Site:
             *static,
             Route("/api/status", self._status),
             Route("/api/history", self._history),
+            Route("/api/records", self._records.answer),
             Route("/events", self._events),
             Route("/metrics", self._metrics),
             Route("/healthz", self._healthz),
@@ -168,31 +174,31 @@ class Site:
         news = msgspec.structs.asdict(self._news())
         history = self._histories.hub
         rows = HistoryRows(history.seconds.rows(), history.minutes.rows())
-        return _json(Report(**news, history=rows, recent=self._histories.recent()))
+        return json_answer(Report(**news, history=rows, recent=self._histories.recent()))
 
     async def _history(self, request: Request) -> Response:
         name = request.query_params.get("client", "")
         clients = self._said.status.clients if self._said.status else []
         if not any(client.client == name for client in clients):
-            return _sentence(404, "there is no client of this name")
+            return sentence(404, "there is no client of this name")
         history = self._histories.client(name) or History()  # empty for a new one, or one beyond the limit
-        return _json(HistoryRows(history.seconds.rows(), history.minutes.rows()))
+        return json_answer(HistoryRows(history.seconds.rows(), history.minutes.rows()))
 
     async def _events(self, request: Request) -> Response:
         if len(self._listeners) >= MOST_LISTENERS:
-            return _sentence(503, f"{MOST_LISTENERS} pages are already open; close one")
+            return sentence(503, f"{MOST_LISTENERS} pages are already open; close one")
         return EventStream(self)
 
     async def _metrics(self, request: Request) -> Response:
         if reason := self._silence():
-            return _sentence(503, reason)
+            return sentence(503, reason)
         assert self._said.status is not None
         return Response(metrics.exposition(self._said.status), media_type=metrics.CONTENT_TYPE)
 
     async def _healthz(self, request: Request) -> Response:
         troubles = self._said.status.troubles() if self._said.status else []
         reason = self._silence() or "; ".join(troubles)
-        return _sentence(503, reason) if reason else _sentence(200, "ok")
+        return sentence(503, reason) if reason else sentence(200, "ok")
 
     def _silence(self) -> str:
         """Return why the last status is invalid; "" if it is valid."""
@@ -266,12 +272,12 @@ class RequestGuard:
     def _refusal(self, scope: Scope) -> Response | None:
         headers = Headers(scope=scope)
         hosts = headers.getlist("host")
-        if len(hosts) != 1 or _without_port(hosts[0]) not in self._names:
-            return _sentence(421, "this page has no such name; `kvspool hub serve --help` shows how to add one")
+        if len(hosts) != 1 or without_port(hosts[0]) not in self._names:
+            return sentence(421, "this page has no such name; `kvspool hub serve --help` shows how to add one")
         if scope["method"] != "GET":
-            return _sentence(405, "only GET is supported", {"Allow": "GET"})
+            return sentence(405, "only GET is supported", {"Allow": "GET"})
         if headers.get("sec-fetch-site", "none") not in ("none", "same-origin") and scope["path"] != "/":
-            return _sentence(403, "only the hub's own page may request this")
+            return sentence(403, "only the hub's own page may request this")
         return None
 
 
@@ -284,22 +290,9 @@ def _static(name: str, media_type: str) -> Callable[[Request], Awaitable[Respons
     return answer
 
 
-def _json(answer: msgspec.Struct) -> Response:
-    return Response(msgspec.json.encode(answer), media_type="application/json")
-
-
-def _sentence(code: int, sentence: str, headers: dict[str, str] | None = None) -> Response:
-    return PlainTextResponse(f"{sentence}\n", code, headers)
-
-
 def _host_name(name: str) -> str:
     """Return a name in the form that browsers send: in lower case, an IPv6 address in brackets."""
     return f"[{name}]".lower() if ":" in name and not name.startswith("[") else name.lower()
-
-
-def _without_port(host: str) -> str:
-    name, colon, port = host.rpartition(":")
-    return (name if colon and port.isdecimal() else host).lower()
 
 
 async def _wait_until_gone(receive: Receive, news: asyncio.Event) -> None:

@@ -30,7 +30,8 @@ from hub.web.page import HubPage
 from kvspool.errors import Closed
 
 HOSTILE = '"><script>alert(1)</script>\n</style>\\{}'
-PATHS = ["/", "/hub.css", "/hub.js", "/api/status", "/api/history?client=JFK", "/metrics", "/healthz", "/nowhere"]
+PATHS = ["/", "/hub.css", "/hub.js", "/api/status", "/api/history?client=JFK", "/api/records?client=JFK&shard=0", "/metrics", "/healthz"]
+PATHS += ["/nowhere"]
 STATIC = Path(hub_package.__file__).parent / "web" / "static"
 ROOT = Path(__file__).resolve().parents[2]
 

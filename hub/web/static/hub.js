@@ -1,7 +1,11 @@
 // The page of a hub: draws the events of /events each second. Data from clients is inserted only as text, never as markup.
 "use strict";
 
-const RANGES = { seconds: { rows: 600, name: "10 min", keep: 600 }, minutes: { rows: 1440, name: "24 h", keep: 1440 } };
+const RANGES = {
+  seconds: { rows: 600, name: "10 min", keep: 600, tick: 120 },
+  minutes: { rows: 1440, name: "24 h", keep: 1440, tick: 4 * 3600 },
+}; // tick: seconds between two times of the axis
+const EDGE = 0.06; // share of the axis next to its ends that has no times
 const RECENT = 60; // seconds of a client's small curve
 const RELOAD = 60; // events after which the history is fetched again, for its rows of minutes
 const SILENCE = 15000; // ms without an event after which the connection counts as lost
@@ -43,6 +47,7 @@ const seconds = (ns) => ns / 1e9;
 const ago = (ns, now) => (!ns ? "never" : seconds(now - ns) < 2 ? "now" : `${duration(seconds(now - ns))} ago`);
 const when = (ns) => new Date(ns / 1e6).toLocaleString([], { dateStyle: "medium", timeStyle: "medium" });
 const clock = (ms) => new Date(ms).toLocaleTimeString([], { timeStyle: "medium" });
+const minute = (ms) => new Date(ms).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
 const reasons = (counts) => Object.entries(counts).map(([reason, number]) => `${reason} ${count(number)}`).join(", ");
 const sum = (numbers) => numbers.reduce((total, number) => total + number, 0);
 
@@ -77,34 +82,66 @@ class Chart {
     this.title = title;
     this.show = show;
     this.value = make("output");
-    this.top = make("span");
-    this.from = make("span");
+    this.scale = [100, 50, 0].map((percent) => placed(make("span"), "top", 100 - percent));
     this.area = make("path", { class: "area" });
+    this.bridges = make("path", { class: "bridge" });
     this.curve = make("path", { class: "curve" });
+    this.times = make("path", { class: "grid" });
     this.cross = make("line", { class: "cross", y1: 0, y2: 100, visibility: "hidden" });
     const lines = [0, 50, 100].map((y) => make("line", { class: "grid", x1: 0, x2: 1000, y1: y, y2: y }));
     this.svg = make("svg", { viewBox: "0 0 1000 100", preserveAspectRatio: "none", role: "img" });
-    this.svg.append(...lines, this.area, this.curve, this.cross);
+    this.svg.append(...lines, this.times, this.area, this.bridges, this.curve, this.cross);
+    this.axis = make("div", { class: "times", "aria-hidden": "true" });
+    this.missed = make("p", { class: "missed", hidden: "" });
     const caption = make("figcaption", {}, make("span", {}, title), this.value);
-    const axis = make("div", { class: "axis" }, this.from, make("span", {}, "now"));
-    this.figure = make("figure", { class: "chart" }, caption, make("div", { class: "axis" }, this.top), this.svg, axis);
+    const plot = make("div", { class: "plot" }, make("div", { class: "scale", "aria-hidden": "true" }, ...this.scale), this.svg);
+    this.figure = make("figure", { class: "chart" }, caption, plot, this.axis, this.missed);
     this.pointed = null;
     this.svg.addEventListener("pointermove", (event) => this.point(event));
     this.svg.addEventListener("pointerleave", () => this.point(null));
   }
 
   draw(values, range, step) {
-    Object.assign(this, { values, step, most: RANGES[range].rows });
+    const { rows: most, name, tick } = RANGES[range];
+    Object.assign(this, { values, step, most });
     const highest = Math.max(0, ...values.filter((value) => value !== null));
     const top = this.show === perSecond ? round(highest, 1024) : round(highest, 1000);
-    const x = (index) => 1000 - ((values.length - 1 - index) * 1000) / (this.most - 1);
-    const parts = unbroken(values).map((part) => part.map((index) => `${x(index).toFixed(1)},${(100 - (100 * values[index]) / top).toFixed(2)}`));
-    set(this.curve, "d", parts.map((part) => `M${part.join("L")}${part.length === 1 ? "h1" : ""}`).join(""));
-    set(this.area, "d", parts.map((part) => `M${part[0].split(",")[0]},100L${part.join("L")}V100Z`).join(""));
-    say(this.top, this.show(top));
-    say(this.from, `${RANGES[range].name} ago`);
+    const x = (index) => 1000 - ((values.length - 1 - index) * 1000) / (most - 1);
+    const point = (index) => `${x(index).toFixed(1)},${(100 - (100 * values[index]) / top).toFixed(2)}`;
+    const runs = unbroken(values);
+    const known = runs.flat();
+    set(this.curve, "d", runs.map((run) => `M${run.map(point).join("L")}${run.length === 1 ? "h1" : ""}`).join(""));
+    set(this.bridges, "d", runs.slice(1).map((run, index) => `M${point(runs[index].at(-1))}L${point(run[0])}`).join(""));
+    set(this.area, "d", known.length ? `M${x(known[0]).toFixed(1)},100L${known.map(point).join("L")}V100Z` : "");
+    this.scale.forEach((label, index) => say(label, this.show((top * (2 - index)) / 2)));
+    this.drawTimes(most * step, tick);
+    this.drawMissed(known.length ? known.at(-1) - known[0] + 1 - known.length : 0, range);
     this.tell();
-    set(this.svg, "aria-label", `${this.title}, last ${RANGES[range].name}: now ${this.show(values.at(-1) ?? 0)}, highest ${this.show(highest)}`);
+    set(this.svg, "aria-label", `${this.title}, last ${name}: now ${this.show(values.at(-1) ?? 0)}, highest ${this.show(highest)}`);
+  }
+
+  // Draw the times of the axis, at whole multiples of `tick` seconds by the clock of this browser.
+  drawTimes(span, tick) {
+    const now = seconds(view.now);
+    const offset = new Date(now * 1000).getTimezoneOffset() * 60;
+    const found = [];
+    for (let at = Math.floor((now - offset) / tick) * tick + offset; at > now - span; at -= tick) found.push(at);
+    const places = found.map((at) => [1 - (now - at) / span, at]).filter(([place]) => place > EDGE && place < 1 - EDGE);
+    set(this.times, "d", places.map(([place]) => `M${(1000 * place).toFixed(1)},0V100`).join(""));
+    const labels = [[0, minute((now - span) * 1000), "first"], ...places.map(([place, at]) => [place, minute(at * 1000), ""]), [1, "now", "last"]];
+    while (this.axis.children.length > labels.length) this.axis.lastChild.remove();
+    labels.forEach(([place, text, name], index) => {
+      const label = this.axis.children[index] || this.axis.appendChild(make("span"));
+      say(label, text);
+      set(label, "class", name);
+      placed(label, "left", 100 * place);
+    });
+  }
+
+  drawMissed(missed, range) {
+    this.missed.hidden = !missed;
+    const step = range === "seconds" ? "second" : "minute";
+    say(this.missed, `${count(missed)} ${step}${missed === 1 ? "" : "s"} without a sample, bridged by dashes`);
   }
 
   point(event) {
@@ -116,11 +153,18 @@ class Chart {
     if (!this.values) return;
     const back = this.pointed === null ? 0 : Math.round((1 - this.pointed) * (this.most - 1));
     const value = this.values.at(-1 - back) ?? null;
-    const text = value === null ? "–" : this.show(value);
+    const text = value === null ? (this.values.length > back ? "no sample" : "–") : this.show(value);
     set(this.cross, "visibility", this.pointed === null ? "hidden" : "visible");
     if (this.pointed !== null) ["x1", "x2"].forEach((name) => set(this.cross, name, (1000 * this.pointed).toFixed(1)));
     say(this.value, this.pointed === null ? text : `${clock(seconds(view.now) * 1000 - back * this.step * 1000)}: ${text}`);
   }
+}
+
+// Put an element at a place in percent of its parent; the policy of the page allows no attribute for that.
+function placed(element, side, percent) {
+  const value = `${percent.toFixed(2)}%`;
+  if (element.style[side] !== value) element.style[side] = value;
+  return element;
 }
 
 // The least of 1, 2, 5, 10, 20, ... times a power of the base that is at least a number.
@@ -145,13 +189,15 @@ function drawSpark(path, values) {
   const top = Math.max(1, ...values);
   const x = (index) => (100 - ((values.length - 1 - index) * 100) / (RECENT - 1)).toFixed(1);
   const y = (index) => (19 - (18 * values[index]) / top).toFixed(1);
-  set(path, "d", unbroken(values).map((run) => `M${run.map((index) => `${x(index)},${y(index)}`).join("L")}`).join(""));
+  const known = unbroken(values).flat();
+  set(path, "d", known.length ? `M${known.map((index) => `${x(index)},${y(index)}`).join("L")}` : "");
 }
 
 // State.
 
 const view = {
   now: 0, // the hub's clock, ns
+  kept: 0, // the clock of the last kept event
   news: null,
   history: null,
   recent: new Map(), // client: its records/s of the last minute
@@ -162,12 +208,16 @@ const view = {
   rows: new Map(),
 };
 
-function remember(history, rates) {
+function remember(history, rates, skipped) {
   const rows = history.seconds;
-  for (const name of ["records", "bytes", "connections"]) {
-    rows[name].push(rates[name]);
-    if (rows[name].length > RANGES.seconds.keep) rows[name].shift();
-  }
+  for (const name of ["records", "bytes", "connections"]) extend(rows[name], rates[name], skipped, RANGES.seconds.keep);
+}
+
+// Add a value, after nulls for skipped seconds, and keep the newest `most`.
+function extend(values, value, skipped, most) {
+  for (let missed = 0; missed < Math.min(skipped, most); missed++) values.push(null);
+  values.push(value);
+  if (values.length > most) values.splice(0, values.length - most);
 }
 
 // The facts.
@@ -241,15 +291,15 @@ const NOTHING = { records: 0, bytes: 0, connections: 0 };
 const COLUMNS = {
   client: { title: "Client", value: (client) => client.client },
   records: { title: "Records/s", value: (client, rates) => rates.records, show: count },
-  bytes: { title: "Data/s", value: (client, rates) => rates.bytes, show: perSecond, wide: true },
-  stored: { title: "Stored", value: stored, show: count, wide: true },
-  used: { title: "On disk", value: used, show: size, wide: true },
+  bytes: { title: "Data/s", value: (client, rates) => rates.bytes, show: perSecond },
+  stored: { title: "Stored", value: stored, show: count },
+  used: { title: "On disk", value: used, show: size },
   behind: { title: "Behind", value: behind, show: (number, client) => estimated(orUnknown(number), isEstimate(client)) },
   lost: { title: "Lost", value: lost, show: count, mood: (number) => number && "warn" },
-  refused: { title: "Refused", value: refused, show: count, mood: (number) => number && "warn", wide: true },
+  refused: { title: "Refused", value: refused, show: count, mood: (number) => number && "warn" },
   seen: { title: "Last seen", value: (client) => client.last_seen },
 };
-const classes = (column) => `${column.title === "Client" ? "" : "number"}${column.wide ? " wide" : ""}`;
+const classes = (column) => (column.title === "Client" ? "" : "number");
 
 class ClientRow {
   constructor(name) {
@@ -263,7 +313,7 @@ class ClientRow {
     for (const [key, column] of Object.entries(COLUMNS)) {
       if (key === "client") continue;
       this.cells[key] = make(key === "seen" ? "time" : "span");
-      row.append(make("td", { class: classes(column) }, this.cells[key]));
+      row.append(make("td", { class: classes(column), "data-label": column.title }, this.cells[key]));
     }
     this.cells.records.before(make("svg", { class: "spark", viewBox: "0 0 100 20", preserveAspectRatio: "none", "aria-hidden": "true" }, this.curve));
     this.inside = make("td", { colspan: Object.keys(COLUMNS).length });
@@ -308,11 +358,12 @@ class Details {
     this.figures = {};
     this.charts = { records: new Chart("Records/s", count), bytes: new Chart("Data/s", perSecond) };
     this.shards = make("tbody");
-    const head = make("tr", {}, ...SHARD.map(([title]) => make("th", { scope: "col", class: "number" }, title)));
-    const table = make("table", { "aria-label": `Shards of ${name}` }, make("thead", {}, head), this.shards);
+    const head = make("tr", {}, ...[...SHARD, ["Content"]].map(([title]) => make("th", { scope: "col", class: "number" }, title)));
+    const table = make("table", { class: "stack", "aria-label": `Shards of ${name}` }, make("thead", {}, head), this.shards);
     const charts = make("div", { class: "charts" }, ...Object.values(this.charts).map((chart) => chart.figure));
     const scroll = make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `Shards of ${name}` }, table);
-    this.elements = [this.list, charts, make("h3", {}, "Shards"), scroll];
+    this.records = new RecordList(name);
+    this.elements = [this.list, charts, make("h3", {}, "Shards"), scroll, this.records.section];
     this.load();
   }
 
@@ -330,6 +381,7 @@ class Details {
     this.figure("On disk", size(used(client)) + quota);
     this.figure("Sent again", `${count(client.duplicates)} records`);
     this.figure("Gaps since the start", count(client.gaps));
+    this.figure("Written by", client.is_mirrored ? "a mirror, which pulls this copy from another hub" : "its shippers");
     this.figure("Refused batches", reasons(client.refused) || "none");
     while (this.shards.rows.length > client.shards.length) this.shards.lastChild.remove();
     client.shards.forEach((shard, index) => this.showShard(index, shard, now));
@@ -345,8 +397,16 @@ class Details {
   }
 
   showShard(index, shard, now) {
-    const row = this.shards.rows[index] || this.shards.appendChild(make("tr", {}, ...SHARD.map(() => make("td", { class: "number" }))));
+    const row = this.shards.rows[index] || this.shards.appendChild(this.makeShard());
+    row.dataset.shard = shard.index;
     SHARD.forEach(([, text], column) => say(row.cells[column], text(shard, now)));
+  }
+
+  makeShard() {
+    const button = make("button", { type: "button", class: "show" }, "Records");
+    const row = make("tr", {}, ...SHARD.map(([title]) => make("td", { class: "number", "data-label": title })), make("td", { class: "number" }, button));
+    button.addEventListener("click", () => this.records.open(Number(row.dataset.shard)));
+    return row;
   }
 
   draw() {
@@ -367,6 +427,91 @@ const SHARD = [
   ["Behind", (shard) => estimated(orUnknown(shard.behind), shard.behind_is_estimate)],
   ["Last record", (shard, now) => (shard.last_timestamp ? `${ago(shard.last_timestamp, now)}, ${when(shard.last_timestamp)}` : "none")],
 ];
+
+// The newest records of a shard. The token stays in the memory of this page.
+let token = "";
+
+const RECORD = [
+  ["Sequence", (record) => WHOLE.format(record.sequence)],
+  ["Time", (record) => (record.timestamp ? when(record.timestamp) : "none")],
+  ["Key", (record) => record.key ?? "none"],
+  ["Type", (record) => String(record.type)],
+  ["Codec", (record) => record.codec || "unknown"],
+  ["Size", (record) => size(record.size)],
+  ["Value", (record) => record.value + (record.is_cut ? "…" : "")],
+];
+
+class RecordList {
+  constructor(client) {
+    this.client = client;
+    this.shard = 0;
+    this.title = make("h3");
+    this.note = make("p", { role: "status" });
+    this.token = make("input", { type: "password", autocomplete: "off", spellcheck: "false", "aria-label": "Token" });
+    const read = make("button", { type: "button" }, "Read");
+    this.login = make("p", { hidden: "" }, make("label", {}, "Token of a principal that may read this client ", this.token), " ", read);
+    this.newest = make("button", { type: "button" }, "Newest");
+    this.older = make("button", { type: "button" }, "Older");
+    this.body = make("tbody");
+    const head = make("tr", {}, ...RECORD.map(([title]) => make("th", { scope: "col" }, title)));
+    this.table = make("table", { class: "stack records", hidden: "" }, make("thead", {}, head), this.body);
+    this.section = make("div", { hidden: "" }, make("div", { class: "bar" }, this.title, this.newest, this.older), this.login, this.note, this.table);
+    this.newest.addEventListener("click", () => this.load());
+    this.older.addEventListener("click", () => this.load(this.lowest));
+    read.addEventListener("click", () => this.logIn());
+    this.token.addEventListener("keydown", (event) => event.key === "Enter" && this.logIn());
+  }
+
+  open(shard) {
+    this.shard = shard;
+    this.section.hidden = false;
+    say(this.title, `Records of shard ${shard}`);
+    set(this.table, "aria-label", `Records of shard ${shard} of ${this.client}`);
+    this.load();
+  }
+
+  logIn() {
+    token = this.token.value.trim();
+    this.token.value = "";
+    this.load();
+  }
+
+  async load(before = null) {
+    const query = new URLSearchParams({ client: this.client, shard: this.shard, ...(before === null ? {} : { before }) });
+    let answer;
+    try {
+      answer = await fetch(`api/records?${query}`, { headers: token ? { Authorization: `Bearer ${token}` } : {} });
+      if (answer.ok) return this.show(await answer.json());
+      this.refuse(answer.status, (await answer.text()).trim());
+    } catch {
+      this.refuse(0, "the hub can't be reached");
+    }
+  }
+
+  refuse(status, words) {
+    this.login.hidden = status !== 401 && status !== 403;
+    this.table.hidden = true;
+    this.older.hidden = true;
+    say(this.note, status === 401 && !token ? "Records are shown to callers with the right to read them." : words);
+    if (status === 401) token = "";
+  }
+
+  show({ first, next, records }) {
+    this.login.hidden = true;
+    this.lowest = records.length ? Math.min(...records.map((record) => record.sequence)) : first;
+    this.older.hidden = this.lowest <= first;
+    this.table.hidden = !records.length;
+    const all = next > first ? `sequences ${WHOLE.format(first)} to ${WHOLE.format(next - 1)}` : "no records";
+    say(this.note, `The shard has ${all}. Values are decoded, and cut after 1,000 characters.`);
+    this.body.replaceChildren(...records.map((record) => this.row(record)));
+  }
+
+  row(record) {
+    if (!record.lost) return make("tr", {}, ...RECORD.map(([title, text]) => make("td", { "data-label": title }, text(record))));
+    const last = WHOLE.format(record.sequence + record.lost - 1);
+    return make("tr", {}, make("td", { colspan: RECORD.length, class: "warn" }, `${WHOLE.format(record.sequence)} to ${last}: no records`));
+  }
+}
 
 const table = by("table");
 for (const [key, column] of Object.entries(COLUMNS)) {
@@ -440,12 +585,18 @@ function filter() {
 
 // Other sections.
 
+// Return an empty row for the table of a section, with the titles of the columns as labels, which a narrow window shows.
+function makeRow(section, names) {
+  const titles = [...section.querySelector("thead tr").cells].map((cell) => cell.textContent);
+  return make("tr", {}, ...names.map((name, index) => make("td", { class: name, "data-label": titles[index] })));
+}
+
 function showReaders({ readers }) {
   by("readers").hidden = !readers.length;
   const body = by("readers").querySelector("tbody");
   while (body.rows.length > readers.length) body.lastChild.remove();
   readers.forEach((reader, index) => {
-    const row = body.rows[index] || body.appendChild(make("tr", {}, make("td"), make("td", { class: "number" }), make("td")));
+    const row = body.rows[index] || body.appendChild(makeRow(by("readers"), ["", "number", ""]));
     say(row.cells[0], reader.name);
     say(row.cells[1], count(reader.lag));
     say(row.cells[2], reader.members.map((one) => `${one.process}: ${count(one.shards)} shards`).join("; ") || "-");
@@ -459,7 +610,7 @@ function showPipelines({ pipelines, now }) {
   const body = by("pipelines").querySelector("tbody");
   while (body.rows.length > pipelines.length) body.lastChild.remove();
   pipelines.forEach((one, index) => {
-    const row = body.rows[index] || body.appendChild(make("tr", {}, ...PIPELINE_CELLS.map((name) => make("td", { class: name }))));
+    const row = body.rows[index] || body.appendChild(makeRow(by("pipelines"), PIPELINE_CELLS));
     const [name, state, rate, lag, records, bad, late, batch] = row.cells;
     const isLive = one.state === "running" || one.state === "starting";
     set(row, "data-state", isLive ? "live" : one.state);
@@ -544,15 +695,17 @@ function hear(news) {
   show();
 }
 
-function keep({ rates, clients }) {
-  if (view.history) remember(view.history, rates);
+function keep({ status, rates, clients }) {
+  const elapsed = view.kept ? Math.round(seconds(status.now - view.kept)) : 1;
+  if (elapsed < 1) return; // the same sample again
+  const skipped = elapsed - 1;
+  view.kept = status.now;
+  if (view.history) remember(view.history, rates, skipped);
   for (const [name, moment] of Object.entries(clients)) {
     if (!view.recent.has(name)) view.recent.set(name, []);
-    const values = view.recent.get(name);
-    values.push(moment.records);
-    if (values.length > RECENT) values.shift();
+    extend(view.recent.get(name), moment.records, skipped, RECENT);
     const details = view.rows.get(name)?.details;
-    if (details?.history) remember(details.history, moment);
+    if (details?.history) remember(details.history, moment, skipped);
   }
 }
 
@@ -560,6 +713,7 @@ async function load() {
   const report = await fetchJson("api/status");
   if (!report) return;
   view.history = report.history;
+  view.kept = report.status?.now ?? 0;
   view.recent = new Map(Object.entries(report.recent)); // not an object: a client may be named __proto__
   for (const row of view.rows.values()) if (row.details) row.details.load();
   show();
