@@ -97,8 +97,8 @@ def classes_of_errors() -> dict[str, int]:
     codes = {"KvspoolError": errors.KvspoolError.exit_code}
     while found := [(node, base) for node in nodes if node.name not in codes and (base := _base(node, codes))]:
         for node, base in found:
-            own = [ast.literal_eval(line.value) for line in node.body if isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == "exit_code"]
-            codes[node.name] = own[0] if own else codes[base]
+            own = [line.value for line in node.body if isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == "exit_code"]
+            codes[node.name] = ast.literal_eval(own[0]) if own else codes[base]
     return {name: code for name, code in codes.items() if not name.startswith("_")}
 
 

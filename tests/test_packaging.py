@@ -87,7 +87,7 @@ def test_the_wheel_has_every_package_with_its_types_and_no_generated_c(wheel: Pa
     packages = {str(path.parent.relative_to(ROOT)) for top in PACKAGES for path in ROOT.glob(f"{top}/**/__init__.py")}
     assert {f"{package}/__init__.py" for package in packages} <= names
     assert {f"{package}/py.typed" for package in PACKAGES} <= names
-    assert {"hub/web/static/hub.html", "hub/web/static/hub.css", "hub/web/static/hub.js"} <= names
+    assert {f"hub/web/static/{path.name}" for path in (ROOT / "hub/web/static").iterdir()} <= names
     assert "hub/spark/jre/bin/java" in names
     assert [name for name in names if name.endswith((".c", ".h", ".pxd", ".so")) or name.startswith(("tests/", "tools/", "build/"))] == []
 

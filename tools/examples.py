@@ -41,5 +41,5 @@ def examples(page: str) -> list[Example]:
 
 
 def program(found: Iterable[Example], *, installs: bool = False) -> str:
-    """Return a program for bash that follows examples, and ends with the first command that fails. installs: whether it installs kvspool."""
+    """Return a program for bash that follows examples, and ends with the first command that fails. installs: also installs kvspool."""
     return START + "\n".join(one.commands() for one in found if installs or one.kind != "install")

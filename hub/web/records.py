@@ -3,7 +3,7 @@
     /api/records?client=ID&shard=N                  the newest ones
     /api/records?client=ID&shard=N&before=SEQUENCE  those below a sequence
 
-The right to read is that of a hub's readers: the header `Authorization: Bearer TOKEN` has a token of the access file, whose principal may
+The right to read is that of a hub's readers. The header `Authorization: Bearer TOKEN` has a token of the access file, and its principal may
 read the client. A hub without authentication needs none. The page has no TLS, so records and tokens are for browsers on the hub's host
 only, also through `ssh -L`; other addresses are refused.
 
@@ -27,7 +27,7 @@ WAIT = 5.0  # seconds for earlier reads
 CODES = {NotAuthenticated: 401, NotAllowed: 403, NotFound: 404}
 
 
-class Records:
+class RecordBrowser:
     """The answers to requests for records."""
 
     def __init__(self, records_of: RecordsOf | None) -> None:

@@ -1,6 +1,6 @@
 """The answers of the hub's page to browsers, Prometheus and health checks. `hub.web.page` runs it.
 
-    /                       the page, with /hub.css and /hub.js
+    /                       the page, with its style and scripts
     /api/status             status, rates and history as JSON
     /api/history?client=ID  the history of one client; empty if there is none
     /api/records?...        the newest records of a shard, with the right to read them; see `hub.web.records`
@@ -11,8 +11,9 @@
 **Answers show a sample.** The hub is asked once a second, for any number of viewers; every answer uses its last status.
 
 **Access.** There is no login: everyone with access to the listener may see the status, and no request changes anything. Records need the
-right to read them. Other web pages in a viewer's browser have no access. A foreign Host is refused (DNS rebinding), and so is a fetch that the browser attributes to another site. Only GET
-is answered. Scripts and styles are only the page's own, and data from clients is only inserted as text.
+right to read them. Other web pages in a viewer's browser have no access. A foreign Host is refused (DNS rebinding), and so is a fetch that
+the browser attributes to another site. Only GET is answered. Scripts and styles are only the page's own, and data from clients is only
+inserted as text.
 
 All of it runs in the thread of the event loop.
 """
@@ -38,14 +39,19 @@ from hub.protocol.status import HubStatus
 from hub.web import metrics
 from hub.web.answers import LOOPBACK, json_answer, sentence, without_port
 from hub.web.history import Histories, History, RateSeries, TrafficRates
-from hub.web.records import Records
+from hub.web.records import RecordBrowser
 
 MOST_LISTENERS = 32  # concurrent event streams
 STALE = 8.0  # seconds after which the last status is out of date
 HEARTBEAT = 5.0  # seconds after which a stream repeats its last event
 RETRY = 1000  # milliseconds after which a browser reconnects a broken stream
 
-STATIC = {"/": ("hub.html", "text/html"), "/hub.css": ("hub.css", "text/css"), "/hub.js": ("hub.js", "text/javascript")}
+SCRIPTS = ("format.js", "chart.js", "records.js", "hub.js")
+STATIC = {
+    "/": ("hub.html", "text/html"),
+    "/hub.css": ("hub.css", "text/css"),
+    **{f"/{name}": (name, "text/javascript") for name in SCRIPTS},
+}
 POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -110,15 +116,14 @@ class Site:
     """The routes; `app` is the ASGI application."""
 
     def __init__(self, names: Iterable[str], records_of: RecordsOf | None = None) -> None:
-        """names: without ports, under which browsers reach the page, in addition to those of the loopback. records_of: None shows no records.
-        """
+        """names: without ports, under which browsers reach the page, besides those of the loopback. records_of: None shows no records."""
         self._sample = Sample(-math.inf, failure="the hub has not been asked yet")
         self._said = self._sample  # the last one with a status
         self._histories = Histories()
         self._event = b""
         self._listeners: set[asyncio.Event] = set()  # each is set when there is an event to send, or at the end
         self._is_closed = False
-        self._records = Records(records_of)
+        self._records = RecordBrowser(records_of)
         self.app: ASGIApp = RequestGuard(Starlette(routes=self._routes()), names)
 
     def _routes(self) -> list[Route]:
@@ -222,7 +227,6 @@ class Site:
         finally:
             self._listeners.discard(news)
             going.cancel()
-
 
     async def _wait(self, news: asyncio.Event) -> None:
         """Wait for the next sample, at most for a heartbeat, so that the stream is never silent."""

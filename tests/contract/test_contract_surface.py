@@ -270,6 +270,7 @@ def test_what_sets_and_roots_leave_out_is_in_the_docs() -> None:
         if one.__name__ in LEFT_OUT:
             left_out = set(LEFT_OUT[one.__name__].split())
             assert {verb for verb in VERBS if not hasattr(one, verb)} - Log.HELPERS == left_out
-            page = (Path(__file__).parents[2] / "docs" / ("shards.md" if one.__name__ == "ShardSet" else "hub-readers.md")).read_text("utf-8")
+            name = "shards.md" if one.__name__ == "ShardSet" else "hub-readers.md"
+            page = (Path(__file__).parents[2] / "docs" / name).read_text("utf-8")
             rows = "".join(line for line in page.splitlines() if line.startswith("| `"))
             assert [verb for verb in left_out if f"`{verb}`" not in rows] == []

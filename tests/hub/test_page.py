@@ -95,7 +95,8 @@ def events(answer: httpx.Response) -> Iterator[dict[str, Any]]:
 
 
 def test_the_page_and_what_belongs_to_it_come_from_here(get: Callable[..., httpx.Response]) -> None:
-    for path, name, kind in (("/", "hub.html", "text/html"), ("/hub.css", "hub.css", "text/css"), ("/hub.js", "hub.js", "text/javascript")):
+    scripts = [(f"/{name}", name, "text/javascript") for name in site.SCRIPTS]
+    for path, name, kind in (("/", "hub.html", "text/html"), ("/hub.css", "hub.css", "text/css"), *scripts):
         answer = get(path)
         assert (answer.status_code, answer.headers["content-type"]) == (200, f"{kind}; charset=utf-8")
         assert answer.content == (STATIC / name).read_bytes()
@@ -104,7 +105,9 @@ def test_the_page_and_what_belongs_to_it_come_from_here(get: Callable[..., httpx
 def test_nothing_of_the_page_is_inline_or_comes_from_elsewhere() -> None:
     text = (STATIC / "hub.html").read_text(encoding="utf-8")
     assert "<style" not in text and " style=" not in text and " on" not in text.replace(" on a host", "").lower().split("<body>")[0]
-    assert text.count("<script") == 1 and '<script src="hub.js" defer></script>' in text
+    assert text.count("<script") == len(site.SCRIPTS)
+    assert all(f'<script src="{name}" defer></script>' in text for name in site.SCRIPTS)
+    assert {path.name for path in STATIC.iterdir()} == {"hub.html", "hub.css", *site.SCRIPTS}
     everything = "".join(path.read_text(encoding="utf-8") for path in sorted(STATIC.iterdir()))
     for stranger in ("https:", "//cdn", "@import", "url(", "innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("):
         assert stranger not in everything

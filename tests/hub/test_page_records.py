@@ -1,4 +1,4 @@
-"""The newest records of a shard on the hub's page: who may see them, and in which form."""
+"""The newest records of a shard on the hub's page: the right to see them, and their form."""
 
 from __future__ import annotations
 
@@ -80,8 +80,9 @@ def test_older_records_are_below_a_sequence(page: HubPage, place: Path) -> None:
 
 
 def test_records_need_a_token_with_the_right_to_read_the_client(page: HubPage, place: Path) -> None:
-    for answer, code in ((ask(page), 401), (ask(page, place, "lga"), 403), (ask(page, place, "jfk"), 403), (ask(page, place, client="lga"), 403)):
-        assert answer.status_code == code, answer.text
+    answers = [ask(page), ask(page, place, "lga"), ask(page, place, "jfk"), ask(page, place, client="lga")]
+    assert [answer.status_code for answer in answers] == [401, 403, 403, 403]
+    for answer in answers:
         assert "number" not in answer.text
     wrong = httpx.get(f"{page.url}api/records?client=jfk&shard=0", headers={"Authorization": "Bearer kvs_no"}, trust_env=False)
     assert (wrong.status_code, wrong.text) == (401, "not authenticated\n")

@@ -1,4 +1,4 @@
-"""A standalone cluster, as docs/spark-cluster.md starts one: a master and two workers, each a process of its own, and a job by spark-submit.
+"""A standalone cluster, as docs/spark-cluster.md starts one: a master and two workers, each a process, and a job by spark-submit.
 
 The executors find this package by PYTHONPATH, as on hosts where it is unpacked and not installed. All tests look at one run of the job.
 """
