@@ -62,7 +62,7 @@ def _gap(gap: Gap, stop: int) -> RecentRecord:
 
 def _record(record: Record) -> RecentRecord:
     value = _value(record)
-    key = None if record.key is None else _text(record.key[: 4 * LONGEST_KEY])[:LONGEST_KEY]
+    key = None if record.key is None else _text(record.key, 4 * LONGEST_KEY)[:LONGEST_KEY]
     return RecentRecord(
         sequence=record.sequence,
         timestamp=0 if record.timestamp == NO_TIME else record.timestamp,
@@ -89,14 +89,15 @@ def _value(record: Record) -> str:
             return _encode(record.data).decode()
         except _BEYOND_JSON:
             pass
-    return _text(record.value[: 4 * (LONGEST_VALUE + 1)])
+    return _text(record.value, 4 * (LONGEST_VALUE + 1))
 
 
-def _text(value: bytes) -> str:
-    """Return bytes as text if they are UTF-8, where the last character may be cut; in hex otherwise."""
-    for cut in range(min(4, len(value) + 1)):
+def _text(value: bytes, most: int) -> str:
+    """Return at most the first `most` bytes as text if they are UTF-8, in hex otherwise. The last character may be cut with its bytes."""
+    beginning = value[:most]
+    for cut in range(4 if len(value) > most else 1):
         try:
-            return value[: len(value) - cut].decode()
+            return beginning[: len(beginning) - cut].decode()
         except UnicodeDecodeError:
             continue
-    return value.hex(" ")
+    return beginning.hex(" ")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pyarrow as pa
 import pytest
 from hub_statuses import Told, hub
 
@@ -124,8 +125,10 @@ def test_a_hub_that_requires_certificates_shows_no_records(place: Path) -> None:
         reader.read((place / "desk").read_text().strip(), "jfk", 0, None, "here")
 
 
-def test_a_hub_without_authentication_needs_no_token(place: Path) -> None:
-    with HubServer(place / "root", access=Access.anonymous(), listen=("127.0.0.1", 0), least_free=0) as server:
+def test_a_hub_without_authentication_needs_no_token(tmp_path: Path) -> None:
+    with hub_package.create(tmp_path / "root") as root, root.create_client("jfk", bits=0) as shards:
+        shards.append_many([b"value"] * 30)
+    with HubServer(tmp_path / "root", access=Access.anonymous(), listen=("127.0.0.1", 0), least_free=0) as server:
         with HubPage(server.status, records=server.recent.read) as page:
             assert len(ask(page).json()["records"]) == MOST
 
@@ -139,7 +142,7 @@ def test_a_gap_is_shown_by_its_sequences(tmp_path: Path) -> None:
     with hub_package.create(tmp_path / "root") as root, root.create_client("jfk", bits=0, format="kvj") as shards:
         log = shards.shards[0]
         log.append(b"one")
-        log.append(b"two", at=10)
+        log.append_arrow(pa.table({"value": [b"two"]}), at=10)
     with HubServer(tmp_path / "root", access=Access.anonymous(), listen=("127.0.0.1", 0), least_free=0) as server:
         found = server.recent.read(None, "jfk", 0, None, "here").records
     assert [(one.sequence, one.lost, one.value) for one in found] == [(10, 0, "two"), (1, 9, ""), (0, 0, "one")]

@@ -5,7 +5,7 @@ const RANGES = {
   seconds: { rows: 600, name: "10 min", keep: 600, tick: 120 },
   minutes: { rows: 1440, name: "24 h", keep: 1440, tick: 4 * 3600 },
 }; // tick: seconds between two times of the axis
-const EDGE = 0.06; // share of the axis next to its ends that has no times
+const FREE = [0.09, 0.78]; // part of the axis that has times: they must not leave it, or reach the word "now" in a narrow chart
 const RECENT = 60; // seconds of a client's small curve
 
 class Chart {
@@ -44,7 +44,8 @@ class Chart {
     set(this.curve, "d", runs.map((run) => `M${run.map(point).join("L")}${run.length === 1 ? "h1" : ""}`).join(""));
     set(this.bridges, "d", runs.slice(1).map((run, index) => `M${point(runs[index].at(-1))}L${point(run[0])}`).join(""));
     set(this.area, "d", known.length ? `M${x(known[0]).toFixed(1)},100L${known.map(point).join("L")}V100Z` : "");
-    this.scale.forEach((label, index) => say(label, this.show((top * (2 - index)) / 2)));
+    const [highestText, middleText, lowestText] = [top, top / 2, 0].map(this.show);
+    [highestText, middleText === highestText ? "" : middleText, lowestText].forEach((text, index) => say(this.scale[index], text));
     this.drawTimes(most * step, tick);
     this.drawMissed(known.length ? known.at(-1) - known[0] + 1 - known.length : 0, range);
     this.tell();
@@ -57,9 +58,9 @@ class Chart {
     const offset = new Date(now * 1000).getTimezoneOffset() * 60;
     const found = [];
     for (let at = Math.floor((now - offset) / tick) * tick + offset; at > now - span; at -= tick) found.push(at);
-    const places = found.map((at) => [1 - (now - at) / span, at]).filter(([place]) => place > EDGE && place < 1 - EDGE);
+    const places = found.map((at) => [1 - (now - at) / span, at]).filter(([place]) => place > FREE[0] && place < FREE[1]);
     set(this.times, "d", places.map(([place]) => `M${(1000 * place).toFixed(1)},0V100`).join(""));
-    const labels = [[0, minute((now - span) * 1000), "first"], ...places.map(([place, at]) => [place, minute(at * 1000), ""]), [1, "now", "last"]];
+    const labels = [...places.map(([place, at]) => [place, minute(at * 1000), ""]).reverse(), [1, "now", "last"]];
     while (this.axis.children.length > labels.length) this.axis.lastChild.remove();
     labels.forEach(([place, text, name], index) => {
       const label = this.axis.children[index] || this.axis.appendChild(make("span"));

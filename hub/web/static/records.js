@@ -20,8 +20,8 @@ class RecordList {
     this.title = make("h3");
     this.note = make("p", { role: "status" });
     this.token = make("input", { type: "password", autocomplete: "off", spellcheck: "false", "aria-label": "Token" });
-    const read = make("button", { type: "button" }, "Read");
-    this.login = make("p", { hidden: "" }, make("label", {}, "Token of a principal that may read this client ", this.token), " ", read);
+    const read = make("button", { type: "submit" }, "Read");
+    this.login = make("form", { hidden: "" }, make("label", {}, "Token of a principal that may read this client ", this.token), " ", read);
     this.newest = make("button", { type: "button" }, "Newest");
     this.older = make("button", { type: "button" }, "Older");
     this.body = make("tbody");
@@ -30,8 +30,7 @@ class RecordList {
     this.section = make("div", { hidden: "" }, make("div", { class: "bar" }, this.title, this.newest, this.older), this.login, this.note, this.table);
     this.newest.addEventListener("click", () => this.load());
     this.older.addEventListener("click", () => this.load(this.lowest));
-    read.addEventListener("click", () => this.logIn());
-    this.token.addEventListener("keydown", (event) => event.key === "Enter" && this.logIn());
+    this.login.addEventListener("submit", (event) => this.logIn(event));
   }
 
   open(shard) {
@@ -42,7 +41,8 @@ class RecordList {
     this.load();
   }
 
-  logIn() {
+  logIn(event) {
+    event.preventDefault(); // the token is sent as a header only
     token = this.token.value.trim();
     this.token.value = "";
     this.load();
