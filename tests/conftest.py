@@ -60,7 +60,7 @@ LONG = (
     *(f"queue/test_queue_{name}.py" for name in "faults opcodes".split()),
     *(f"spool/test_{name}.py" for name in "damage recovery".split()),
     "model/test_protocol.py",
-    *(f"test_{name}.py" for name in "bench bench_cases cluster faults flights fuzz operation packaging spark_cluster typing".split()),
+    *(f"test_{name}.py" for name in "bench bench_cases cluster faults flights fuzz operation packaging site spark_cluster typing".split()),
     "tasks/test_tasks_storm.py",
 )
 LONG_NAMES = re.compile("kill|flipped")  # so are tests that kill a process again and again, or flip each bit

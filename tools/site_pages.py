@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ADDED = ("CHANGELOG.md", "Containerfile", "HACKING.md", "SECURITY.md")  # next to the pages of docs/
 LINK = re.compile(r"(?<=\]\()(?!\w+:)([^)#\s]+)")
 HELP = "<!-- help -->"
+MARKED = re.compile(r"^( *```\w+) \w+$", re.MULTILINE)  # a block with a mark for `tools/examples.py` or a test, which the generator refuses
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -28,10 +29,15 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Return a page with links between docs/ and the root as they are on the site, and with the help of commands."""
+    """Return a page with links between docs/ and the root as they are on the site, and with the help of commands.
+
+    Search lists guides before decisions, which have most of their words.
+    """
+    page.meta["search"] = {"boost": 0.3 if page.file.src_uri.startswith("decisions/") else 1}
     folder = ROOT if page.file.src_uri in ADDED else (ROOT / "docs" / page.file.src_uri).parent
     at = page.file.src_uri.count("/")
-    return LINK.sub(lambda link: _on_the_site(folder, link[1], at), markdown).replace(HELP, _help() if HELP in markdown else "")
+    markdown = LINK.sub(lambda link: _on_the_site(folder, link[1], at), MARKED.sub(r"\1", markdown))
+    return markdown.replace(HELP, _help() if HELP in markdown else "")
 
 
 def _on_the_site(folder: Path, target: str, depth: int) -> str:
