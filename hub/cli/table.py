@@ -35,7 +35,8 @@ s3://bucket/name, with credentials in the environment (AWS_ACCESS_KEY_ID and the
 append works without Spark. Each record is in the table once, whatever is killed when: a commit has the rows, and how far they go in each
 shard. It follows the source until Ctrl-C or SIGTERM; --once ends when all present records are in the table. Rows have the fields of
 --schema, and two more: record has key, topic, partition, offset, timestamp and type; event_time is the record's time. Records that can't be
-decoded go to files in PATH_bad. A durable reader holds back records that are not in the table yet.
+decoded go to files in PATH_bad. A durable reader holds back records that are not in the table yet. Processes with the same --group share
+the shards of the source, on its host.
 
 A table with one of these names is given as ./append."""
 EXAMPLES = """\
@@ -58,7 +59,9 @@ def add_commands(subparsers: Any) -> None:
     append.add_argument("--schema", metavar="DDL", default="", help='such as "carrier string, dep_delay int"; or infer (the table\'s)')
     append.add_argument("--time", metavar="FIELD", default="record.timestamp", help="the source of event_time (%(default)s)")
     append.add_argument("--topic", metavar="NAME", action="append", default=[], help="only this client or prefix; repeatable (all)")
-    append.add_argument("--reader", metavar="NAME", default="table", help='of the durable reader; "" for none (%(default)s)')
+    hold = append.add_mutually_exclusive_group()
+    hold.add_argument("--reader", metavar="NAME", default="table", help='of the durable reader; "" for none (%(default)s)')
+    hold.add_argument("--group", metavar="NAME", default="", help="instead of a reader: share the shards with other processes")
     append.add_argument("--partition-by", metavar="A,B", default="", help="columns that become folders")
     append.add_argument("--evolve", action="store_true", help="add new columns to the table")
     append.add_argument("--bad", choices=("keep", "fail"), default="keep", help="records that can't be decoded (keep)")
@@ -115,6 +118,7 @@ def _append(arguments: argparse.Namespace, source: str, path: str) -> int:
         schema=arguments.schema,
         time=arguments.time,
         name=arguments.reader,
+        group=arguments.group,
         partition_by=by,
         evolve=arguments.evolve,
         keep_bad=arguments.bad == "keep",

@@ -9,7 +9,9 @@
 table is the truth: an appender continues after what is in it, whatever was killed when. Two appenders of one table and source are safe; the
 second one finds itself overtaken, and continues after the first one's rows.
 
-**Retention.** A durable reader holds back records that are not in the table yet. It moves after the commit.
+**Retention.** A durable reader, or a group, holds back records that are not in the table yet. It moves after the commit, and at the start:
+an appender that was killed between the two may have left a writer that waits for room. Members of a group share the shards. The table
+alone decides which records are in it, so a shard that changes its owner is appended once, too.
 
 **Bad records** are in Parquet files next to the table, named after the shard and the first sequence of the commit. A repetition begins at
 the same sequence, and replaces the file.
@@ -24,6 +26,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import quote
 
 import msgspec
@@ -31,6 +34,7 @@ import pyarrow as pa
 
 from hub.pipeline.decode import RECORD_FIELDS, BadFile, Decoder, Plan
 from hub.pipeline.errors import BadRecords, SchemaError
+from hub.pipeline.holds import GroupHold, Hold, ReaderHold
 from hub.pipeline.infer import infer
 from hub.pipeline.job import RECORD_TIME, Codec
 from hub.pipeline.sample import first_values, plain_decoder
@@ -73,7 +77,8 @@ class AppendSource(msgspec.Struct, frozen=True):
 class AppendProgress(msgspec.Struct, frozen=True):
     """The work of an appender since it was started.
 
-    lag: records that are not in the table yet. rate: records a second in the last commit. seconds: time of all commits, without waits.
+    lag: records that are not in the table yet; for a member of a group, those of its shards. rate: records a second in the last commit.
+    seconds: time of all commits, without waits.
     """
 
     version: int
@@ -85,6 +90,23 @@ class AppendProgress(msgspec.Struct, frozen=True):
     lag: int = 0
     rate: float = 0.0
     seconds: float = 0.0
+
+
+class Backlog(NamedTuple):
+    """A shard to append. at: the sequence up to which the table has it, None before its first commit."""
+
+    extent: Extent
+    at: int | None
+
+    @property
+    def first(self) -> int:
+        """The first record that exists and is not in the table."""
+        return max(self.extent.first, self.at or 0)
+
+    @property
+    def waiting(self) -> int:
+        """The number of such records."""
+        return self.extent.end - self.first
 
 
 Report = Callable[[AppendProgress], None]
@@ -103,6 +125,7 @@ class TableAppender(ClosingHandle):
         schema: str = "",
         time: str = RECORD_TIME,
         name: str = "table",
+        group: str = "",
         partition_by: Iterable[str] = (),
         evolve: bool = False,
         keep_bad: bool = True,
@@ -113,21 +136,30 @@ class TableAppender(ClosingHandle):
         """Open the source and the table, which is created if it is missing.
 
         codec, schema, time: as in [decode] of a pipeline; "" takes the schema that the table was created with, "infer" a sample's. name:
-        of the durable reader; "" for none. keep_bad: undecodable records go to files next to the table; False: they are an error. rows:
-        records of a commit at most. hours: how long a new table keeps files of old versions. Raises the errors of opening logs and tables.
+        of the durable reader; "" for none. group: instead of a reader, the name of a group whose members share the shards. keep_bad:
+        undecodable records go to files next to the table; False: they are an error. rows: records of a commit at most. hours: how long a
+        new table keeps files of old versions. Raises the errors of opening logs and tables, and of `group` of a log.
         """
         self.place = target if isinstance(target, TablePlace) else TablePlace.of(target)
         if codec not in CODECS:
             raise ValueError(f"codec is {', '.join(CODECS)}, not {codec!r}")
+        if group and source.topics:
+            raise ValueError(f"the group {group!r} shares all shards of {source.path}: leave out the topics, or use a durable reader")
+        name = group or name
         if name and not _NAME.fullmatch(name):
-            raise ValueError(f"a reader's name has up to 64 letters, digits, _, - and ., not {name!r}")
+            raise ValueError(f"the name of a reader or a group has up to 64 letters, digits, _, - and ., not {name!r}")
         if keep_bad and self.place.local is None:
             raise ValueError("undecodable records can't be kept next to a table on an object store; let them be errors")
         self._source, self._rows, self._name = source, rows, name
         self._keep_bad, self._fails = keep_bad, fail_on_data_loss
         self._stop = threading.Event()
-        self.shards = LocalShards(source.path, source.selection, reader=name or None)
+        self.shards = LocalShards(source.path, source.selection, reader=None if group else name or None)
+        self._keys: set[ShardKey] = set()  # the shards of the last look
+        self._held: dict[ShardKey, int] = {}  # the positions that the logs know from us
+        self._hold: Hold = ReaderHold(self.shards)
         try:
+            if group:
+                self._hold = GroupHold(source.path, self.shards, group)
             fields = () if codec in ("text", "raw") else self._fields(codec, schema)
             bad = "" if self.place.local is None else f"{self.place.uri}_bad"
             self.plan = Plan(codec, fields, time, bad, not keep_bad, name or "table", folders=tuple(partition_by))
@@ -141,6 +173,7 @@ class TableAppender(ClosingHandle):
             if self.table.properties.get(PROPERTY, "append") != "append":
                 raise TableError(f"[KVSPOOL_SINK_OF_ANOTHER_MODE] {self.place.uri} is written by a pipeline that replaces or merges rows")
         except BaseException:
+            self._hold.close()
             self.shards.close()
             raise
         self._lock = threading.Lock()  # of the files of bad records and the progress
@@ -163,12 +196,14 @@ class TableAppender(ClosingHandle):
     def run(self, *, once: bool = False, every: float = EVERY, report: Report = lambda progress: None) -> AppendProgress:
         """Append until all present records are in the table (`once`), or until `stop`. Return the final progress.
 
-        every: seconds between two commits of a follower, unless `rows` records wait. Raises DataLossError, BadRecords, TableError, and the
-        errors of reading; committed rows stay.
+        Of a group, the records are those of the shards that this member owns. every: seconds between two commits of a follower, unless
+        `rows` records wait. Raises DataLossError, BadRecords, TableError, and the errors of reading; committed rows stay.
         """
         last = -float("inf")
         while not self._stop.is_set():
-            waiting = self._lag()
+            backlogs = self._look()
+            self._keep_up(backlogs)
+            waiting = lag_of(backlogs)
             is_due = system.port.monotonic() - last >= every or waiting >= self._rows
             if waiting and (once or is_due):
                 last = system.port.monotonic()
@@ -188,11 +223,11 @@ class TableAppender(ClosingHandle):
         """Commit up to `rows` records; return how many. Raises as `run`."""
         began = time.monotonic()
         self.table.refresh()
-        extents = self.shards.look()
-        spans = self._spans(extents)
+        backlogs = self._look()
+        spans = self._spans(backlogs)
         if not spans:
             return 0
-        changes = {app_of(key, extents[key]): Change(self.table.last(app_of(key, extents[key])), end) for key, (_, end) in spans.items()}
+        changes = {app_of(key, backlogs[key].extent): Change(backlogs[key].at, end) for key, (_, end) in spans.items()}
         done = sum(end - first for first, end in spans.values())
         files, bad = self._written(spans)
         rows = sum(file.rows for file in files)
@@ -200,8 +235,8 @@ class TableAppender(ClosingHandle):
             version = self.table.commit(files, changes, note={"by": self._name or "table", "batch": self.table.version + 1})
         except Overtaken:  # another appender has committed these records; the next step continues after them
             return 0  # the files stay for `vacuum`: our own commit may have them, if only its result was lost
-        if self._name:
-            self.shards.commit({key: end for key, (_, end) in spans.items()})
+        backlogs = self._look()
+        self._keep_up(backlogs)
         was = self.progress
         seconds = max(1e-6, time.monotonic() - began)
         self.progress = AppendProgress(
@@ -211,37 +246,50 @@ class TableAppender(ClosingHandle):
             bad=was.bad + bad,
             lost=was.lost,
             commits=was.commits + 1,
-            lag=self._lag(),
+            lag=lag_of(backlogs),
             rate=done / seconds,
             seconds=was.seconds + seconds,
         )
         return done
 
-    def _lag(self) -> int:
-        """Return how many records are not in the table."""
-        return sum(max(0, extent.end - max(extent.first, self._at(key, extent))) for key, extent in self.shards.look().items())
+    def _look(self) -> dict[ShardKey, Backlog]:
+        """Return the shards to append. Raises DataLossError for a log that ends before the table's position.
 
-    def _at(self, key: ShardKey, extent: Extent) -> int:
-        found = self.table.last(app_of(key, extent))
-        return extent.first if found is None else found
-
-    def _spans(self, extents: dict[ShardKey, Extent]) -> dict[ShardKey, tuple[int, int]]:
-        """Return the sequences of the next commit in each shard: a share of every one. Raises DataLossError."""
-        places = {}
+        Its next records would otherwise be left out silently, up to that position.
+        """
+        self._hold.attend()
+        extents = self._extents()
+        if extents.keys() != self._keys:  # a new shard may be that of another appender, whose commits we have not seen
+            self.table.refresh()
+            self._keys, extents = set(extents), self._extents()  # looked at after the table, which is never ahead of a log
+        backlogs = {}
         for key, extent in extents.items():
-            at = self._at(key, extent)
-            if at < extent.first:
-                self._lose(key, Gap(at, extent.first - 1, "removed"))
-            if at > extent.end:
+            one = backlogs[key] = Backlog(extent, self.table.last(app_of(key, extent)))
+            if one.waiting < 0:
                 raise DataLossError(
-                    f"[KVSPOOL_OFFSET_CHANGED] topic {key.topic!r}, partition {key.partition}: the table has the records before {at}, but "
-                    f"the log ends at {extent.end}: it was restored or replaced; move the table away to start again"
+                    f"[KVSPOOL_OFFSET_CHANGED] topic {key.topic!r}, partition {key.partition}: the table has the records before {one.at}, "
+                    f"but the log ends at {extent.end}: it was restored or replaced; move the table away to start again"
                 )
-            places[key] = max(at, extent.first)
-        waiting = {key: extents[key].end - at for key, at in places.items() if extents[key].end > at}
-        total = sum(waiting.values())
+        return backlogs
+
+    def _extents(self) -> dict[ShardKey, Extent]:
+        """Return the extents of the shards that this process is to append."""
+        return {key: extent for key, extent in self.shards.look().items() if self._hold.owns(key)}
+
+    def _keep_up(self, backlogs: Mapping[ShardKey, Backlog]) -> None:
+        """Let the logs know how far the table is, where they don't yet."""
+        ends = {key: one.at for key, one in backlogs.items() if one.at is not None}
+        if ends != self._held and self._hold.commit(ends):
+            self._held = ends
+
+    def _spans(self, backlogs: Mapping[ShardKey, Backlog]) -> dict[ShardKey, tuple[int, int]]:
+        """Return the sequences of the next commit in each shard: a share of every one. Raises DataLossError."""
+        for key, one in backlogs.items():
+            if one.at is not None and one.at < one.first:
+                self._lose(key, Gap(one.at, one.first - 1, "removed"))
+        total = lag_of(backlogs)
         share = min(1.0, self._rows / total) if total else 0.0
-        return {key: (places[key], places[key] + max(1, int(count * share))) for key, count in waiting.items()}
+        return {key: (one.first, one.first + max(1, int(one.waiting * share))) for key, one in backlogs.items() if one.waiting}
 
     def _written(self, spans: dict[ShardKey, tuple[int, int]]) -> tuple[list[DataFile], int]:
         """Write the rows of some records, in several threads; return the files, on disk, and the number of bad records."""
@@ -308,7 +356,15 @@ class TableAppender(ClosingHandle):
         """Close the logs. Rows of an unfinished step are not in the table."""
         self._stop.set()
         self._pool.shutdown(cancel_futures=True)
-        self.shards.close()
+        try:
+            self._hold.close()
+        finally:
+            self.shards.close()
+
+
+def lag_of(backlogs: Mapping[ShardKey, Backlog]) -> int:
+    """Return how many records are not in the table."""
+    return sum(one.waiting for one in backlogs.values())
 
 
 def divided(spans: Mapping[ShardKey, tuple[int, int]], most: int) -> list[list[Span]]:

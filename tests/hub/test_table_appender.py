@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +154,22 @@ def test_lost_records_are_an_error_or_are_counted(tmp_path: Path) -> None:
     assert done.lost == first - 10 and Table(tmp_path / "t").info().rows == 10 + 210 - first
 
 
+def test_a_log_that_ends_before_the_tables_position_is_refused(tmp_path: Path) -> None:
+    with kvspool.create(tmp_path / "log", format="kvj") as log:
+        log.append_many([b"early"] * 10)
+    shutil.copytree(tmp_path / "log", tmp_path / "copy")
+    with kvspool.open(tmp_path / "log") as log:
+        log.append_many([b"late"] * 10)
+    assert append(tmp_path / "log", tmp_path / "t", codec="raw").records == 20
+    shutil.rmtree(tmp_path / "log")
+    (tmp_path / "copy").rename(tmp_path / "log")
+    with kvspool.open(tmp_path / "log") as log:
+        for _ in range(2):  # also while it has nothing that the table lacks
+            with pytest.raises(DataLossError, match=r"KVSPOOL_OFFSET_CHANGED\] topic 'log', partition 0: .* before 20, .* ends at 1\d"):
+                append(tmp_path / "log", tmp_path / "t", codec="raw")
+            log.append_many([b"other"] * 5)
+
+
 def test_a_durable_reader_holds_back_what_is_not_in_the_table(tmp_path: Path) -> None:
     with kvspool.create(tmp_path / "log", capacity=4096, policy="raise") as log:
         with TableAppender(AppendSource(tmp_path / "log"), str(tmp_path / "t"), codec="raw") as appender:
@@ -162,6 +181,70 @@ def test_a_durable_reader_holds_back_what_is_not_in_the_table(tmp_path: Path) ->
             log.append_many([b"v" * 50] * 20)
             assert appender.run(once=True).records == count + 20
     assert Table(tmp_path / "t").info().rows == count + 20
+
+
+def test_a_reader_that_was_not_moved_moves_at_the_next_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with kvspool.create(tmp_path / "log", capacity=4096, policy="raise") as log:
+        with TableAppender(AppendSource(tmp_path / "log"), str(tmp_path / "t"), codec="raw") as appender, monkeypatch.context() as patch:
+            with pytest.raises(kvspool.errors.SpoolFull):
+                while True:
+                    log.append(b"v" * 50)
+            patch.setattr(appender.shards, "commit", lambda *_: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+            with pytest.raises(OSError, match="Input/output"):
+                appender.run(once=True)
+        with pytest.raises(kvspool.errors.SpoolFull):
+            log.append(b"v" * 50)
+        assert append(tmp_path / "log", tmp_path / "t", codec="raw").records == 0
+        log.append(b"v" * 50)  # there is room, although no record was appended to the table
+
+
+def test_members_of_a_group_share_the_shards_and_one_that_is_killed_is_replaced(root: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "kvspool.cli", "table", "append", str(root), str(tmp_path / "t"), "--group", "g", "--json"]
+    command += ["--schema", SCHEMA, "--every", "0", "--rows", "50"]
+
+    def members() -> list[int]:
+        with hub.open(root) as opened:
+            return sorted(len(member.shards) for group in opened.groups() for member in group.members)
+
+    def until(holds: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not holds():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    append(root, tmp_path / "t", schema=SCHEMA, name="")
+    with (
+        subprocess.Popen(command, stdout=subprocess.DEVNULL) as first,
+        subprocess.Popen(command, stdout=subprocess.DEVNULL) as second,
+    ):
+        until(lambda: members() == [2, 2])
+        for at in range(300, 500, 20):
+            fill(root, range(at, at + 20))
+        until(lambda: len(rows_of(tmp_path / "t")) > 300)
+        first.kill()
+        until(lambda: members() == [4])
+        fill(root, range(500, 600))
+        until(lambda: len(rows_of(tmp_path / "t")) == 600)
+        second.terminate()
+        assert second.wait(PATIENCE) == 0
+    assert rows_of(tmp_path / "t") == list(range(600))
+    with hub.open(root) as opened:
+        (reader,) = opened.readers()
+    assert reader.name == "g" and reader.lag is not None and reader.lag.records == 0
+
+
+def test_a_log_and_a_set_without_a_prefix_have_a_group_too_and_selected_topics_none(root: Path, tmp_path: Path) -> None:
+    values = [b'{"row": %d}' % row for row in range(40)]
+    with kvspool.create(tmp_path / "log", format="kvj") as log, shard.create(tmp_path / "set", bits=1, capacity="64KiB") as shards:
+        log.append_many(values)
+        shards.append_many(values, keys=[b"%d" % row for row in range(40)])
+        for name, source in (("log", log), ("set", shards)):
+            assert append(tmp_path / name, tmp_path / f"table of {name}", schema="row int", group="g").records == 40
+            assert rows_of(tmp_path / f"table of {name}") == list(range(40))
+            (group,) = source.groups()
+            assert (group.name, group.members, group.lag.records) == ("g", [], 0)
+    with pytest.raises(ValueError, match="the group 'g' shares all shards of .*root: leave out the topics"):
+        TableAppender(AppendSource(root, ("JFK",)), str(tmp_path / "t"), schema=SCHEMA, group="g")
 
 
 def test_other_rows_than_the_tables_are_an_error_that_names_both(root: Path, tmp_path: Path) -> None:
