@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,9 @@ from hub.tables.delta import Change, Table, drop_torn  # noqa: E402
 from hub.tables.errors import Overtaken, TableError  # noqa: E402
 from hub.tables.files import DataFile, FileWriter  # noqa: E402
 from hub.tables.place import TablePlace  # noqa: E402
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tools" / "faults"))
+from tablelog import TableLog  # noqa: E402
 
 SCHEMA = pa.schema([("row", pa.int64()), ("carrier", pa.string())])
 
@@ -181,21 +185,6 @@ def test_a_reader_sees_whole_versions_while_batches_commit_and_files_are_combine
 # Other implementations.
 
 
-def log_of(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return the metadata and the added files of a table's last version, as its log says by the protocol."""
-    metadata: dict[str, Any] = {}
-    added: dict[str, dict[str, Any]] = {}
-    for commit in sorted((path / "_delta_log").glob("*.json")):
-        for line in commit.read_text().rstrip("\n").split("\n"):
-            action = json.loads(line)
-            metadata = action.get("metaData", metadata)
-            if "add" in action:
-                added[action["add"]["path"]] = action["add"]
-            if "remove" in action:
-                added.pop(action["remove"]["path"])
-    return metadata, list(added.values())
-
-
 def test_what_one_implementation_writes_others_read(tmp_path: Path) -> None:
     """Arrow writes the files and delta-rs the log. The test reads the log, DuckDB and polars the files, and polars the whole."""
     import duckdb
@@ -203,17 +192,18 @@ def test_what_one_implementation_writes_others_read(tmp_path: Path) -> None:
 
     table = made(tmp_path / "t", EVERYTHING, partition_by=BY)
     table.commit(written(table.place, pa.RecordBatch.from_pylist(everything(), EVERYTHING), BY), {"q": Change(None, 0)})
+    log = TableLog(tmp_path / "t")
     for _ in ("as written", "combined by delta-rs"):
         assert told(deltalake.DeltaTable(tmp_path / "t").to_pyarrow_table().to_pylist()) == told(everything())
         assert told(table.dataset().to_table().to_pylist()) == told(everything())
         found = polars.read_delta(str(tmp_path / "t"))
         assert sorted(found["i8"].to_list()) == [row["i8"] for row in everything()]
         assert sorted(map(repr, found["p"].to_list())) == sorted(repr(row["p"]) for row in everything())
-        metadata, added = log_of(tmp_path / "t")
-        assert metadata["partitionColumns"] == list(BY)
+        assert log.look() == table.version and log.metadata["partitionColumns"] == list(BY)
+        assert log.rows() == len(everything()) and sorted(log.values("i8")) == [row["i8"] for row in everything()]
         expected = {row["i8"]: row for row in everything()}
         seen = set()
-        for file in added:
+        for file in log.added.values():
             name = str(tmp_path / "t" / unquote(file["path"]))
             inside = duckdb.read_parquet(name, hive_partitioning=False).fetchall()
             stats = json.loads(file["stats"])
