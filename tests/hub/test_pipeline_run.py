@@ -408,7 +408,7 @@ def test_a_checkpoint_or_a_table_that_was_restored_is_noticed(spark: SparkSessio
 
 
 def test_a_pipeline_writes_to_an_object_store(
-    spark: SparkSession, root: Path, lake: str, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, root: Path, lake: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     address = os.environ["AWS_ENDPOINT_URL"]
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"):  # the session's workers are older than these variables
@@ -427,6 +427,9 @@ def test_a_pipeline_writes_to_an_object_store(
     PipelineRun(job, once=True).run(spark)
     found = read_table(spark, f"{lake}/out", options=options).select("row", "carrier").collect()
     assert sorted((row["row"], row["carrier"]) for row in found) == [(row, flight(row)["carrier"]) for row in range(310)]
+    files = [file for file in root.parent.rglob("*") if file.is_file()]  # job, checkpoint, progress, logs
+    assert files and not [file for file in files if b"hush-hush" in file.read_bytes()]
+    assert "hush-hush" not in "".join(capfd.readouterr())
 
 
 def test_sparks_own_files_are_for_spark(spark: SparkSession, root: Path) -> None:
