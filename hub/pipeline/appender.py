@@ -9,9 +9,9 @@
 table is the truth: an appender continues after what is in it, whatever was killed when. Two appenders of one table and source are safe; the
 second one finds itself overtaken, and continues after the first one's rows.
 
-**Retention.** A durable reader, or a group, holds back records that are not in the table yet. It moves after the commit, and at the start:
-an appender that was killed between the two may have left a writer that waits for room. Members of a group share the shards. The table
-alone decides which records are in it, so a shard that changes its owner is appended once, too.
+**Retention.** A durable reader, or a group, holds back records that are not in the table yet. It moves after the commit, and at the start.
+Otherwise an appender that was killed between the two could leave a writer that waits for room. Members of a group share the shards. The
+table alone decides which records are in it, so a shard that changes its owner is appended once, too.
 
 **Bad records** are in Parquet files next to the table, named after the shard and the first sequence of the commit. A repetition begins at
 the same sequence, and replaces the file.

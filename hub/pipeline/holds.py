@@ -64,16 +64,16 @@ class GroupHold:
 
     def __init__(self, path: Path, shards: LocalShards, name: str) -> None:
         """Join the group. Raises the errors of `group`, and ValueError for shard sets that have no group together."""
-        import hub
         import kvspool
         import shard
+        from hub.root.root import HubRoot
 
         topics = {key.topic for key in shards.look()}
         self._is_log = logs.lies_at(path)
         self._is_set = not self._is_log and "" in topics
         if self._is_set and len(topics) > 1:
             raise ValueError(f"{path} has a shard set without a prefix next to others, and they have no group together")
-        opened: Any = kvspool.open(path) if self._is_log else shard.open(path) if self._is_set else hub.open(path)
+        opened: Any = kvspool.open(path) if self._is_log else shard.open(path) if self._is_set else HubRoot.open(path)
         self._source = opened
         try:
             self._member: GroupMember[Any] = opened.group(name)
