@@ -64,6 +64,8 @@ class ReaderStats(msgspec.Struct, frozen=True):
 class OpenReader(ClosingHandle, ABC):
     """A durable reader that this process has open: of a log, or of a hub root."""
 
+    HELPERS = frozenset(("end",))
+
     def __init__(self, name: str, isolation: Isolation) -> None:
         self.name = name
         self.isolation = check_isolation(isolation)

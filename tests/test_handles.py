@@ -194,3 +194,18 @@ def test_dir_shows_what_users_call_and_everything_else_is_there_all_the_same(tmp
         hidden = {name for cls in type(handle).__mro__ for name in vars(cls).get("HELPERS", ())}
         if TWIN == "interpreted":  # the compiled one hides some without help
             assert [name for name in hidden if not hasattr(handle, name)] == []
+
+
+READER = "close closed commit committed follow follow_async isolation lag name read rewind seek seek_time"
+MEMBER = "assigned attend close closed commit follow follow_async lag name positions read seek"
+
+
+@pytest.mark.parametrize(
+    ("kind", "reader"), [("spool", f"{READER} sequence view"), ("kvj", f"{READER} sequence view"), ("hub", f"{READER} positions")]
+)
+def test_dir_of_a_reader_and_a_member_shows_what_users_call(tmp_path: Path, kind: str, reader: str) -> None:
+    made: Any = hub.create(tmp_path / "log") if kind == "hub" else kvspool.create(tmp_path / "log", format=kind)
+    with made as log:
+        for handle, names in ((log.reader("r"), reader), (log.group("g"), MEMBER)):
+            with handle:
+                assert [name for name in sorted(dir(handle)) if not name.startswith("__")] == sorted(names.split())

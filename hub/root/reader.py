@@ -83,6 +83,8 @@ class HubReader(OpenReader):
     Closing does not commit. A forked child reopens it on use at the last commit, which fails with ReaderBusy while the parent has it open.
     """
 
+    HELPERS = frozenset("cursor drop forked has_turn lose_turn pass_by pending root take_turn".split())
+
     def __init__(self, root: RootShards, name: str, start: str | datetime, isolation: Isolation) -> None:
         super().__init__(name, isolation)
         self.root = root

@@ -37,7 +37,7 @@ class GroupMember(ClosingHandle, Generic[K]):
     use it, and joins the group with a member of its own.
     """
 
-    HELPERS = frozenset(("arm", "generation", "note", "refuse_closed", "tick", "turn"))
+    HELPERS = frozenset("arm end generation hurry note passed refuse_closed source tick turn".split())
 
     def __init__(
         self, name: str, share: GroupShare[K], membership: Membership[K], on_assigned: Callback | None, on_revoked: Callback | None

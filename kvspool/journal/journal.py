@@ -15,7 +15,7 @@ has committed automatically, as its program does; see `dropping`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -42,7 +42,7 @@ from kvspool.journal.places import Places
 from kvspool.journal.reader import JournalReader
 from kvspool.journal.repair import repair_journal
 from kvspool.journal.segments import OPEN, Segment, Segments
-from kvspool.journal.trim import Elsewhere, drop_consumed
+from kvspool.journal.trim import drop_consumed
 from kvspool.journal.verify import verify_journal
 from kvspool.kernel.tail_py import BUSY, SLOW, Tail
 from kvspool.log import Log
@@ -472,7 +472,7 @@ class Journal(Log):
         dry_run: bool = False,
         timeout: float | None = None,
         most: int | None = None,
-        elsewhere: Elsewhere = dict,
+        elsewhere: Callable[[], Mapping[str, int]] = dict,
     ) -> TrimReport:
         return trim.trim(self, retention, before, force, dry_run, self.timeout if timeout is None else timeout, most, elsewhere)
 

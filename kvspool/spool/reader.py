@@ -44,6 +44,7 @@ class SpoolReader(Reader):
     In a forked child it is opened again on use, from the last commit. That fails with ReaderBusy while the parent has it open.
     """
 
+    HELPERS = frozenset(("may_wait_for",))
     _slots: slots.Slots
     _slot: slots.Slot
     _committed: format.Commit
