@@ -39,6 +39,7 @@ ORDER = (
     ("kvspool.transfer",),
     ("kvspool",),  # the names of the package
     ("kvspool.aio", "kvspool.logging", "kvspool.testing"),
+    ("kvspool.otel",),
     ("kvspool.cli",),
     ("shard",),
     ("hub",),

@@ -28,18 +28,28 @@ def load(arguments: argparse.Namespace) -> Security:
     """Return the security in the options. Raises BadInput for files that can't be read, or that other users may read."""
     from hub.client.connection import Security
 
-    if (arguments.certificate is None) != (arguments.key is None):
-        raise BadInput("--certificate and --key go together")
-    token = os.environ.get(TOKEN) if arguments.token_file is None else _private(arguments.token_file).decode("ascii", "replace").strip()
+    check_certificate(arguments)
+    token = os.environ.get(TOKEN) if arguments.token_file is None else token_in_file(arguments)
     return Security(
         token=token or None,
         authorities=None if arguments.ca is None else _read(arguments.ca),
         certificate=None if arguments.certificate is None else _read(arguments.certificate),
-        key=None if arguments.key is None else _private(arguments.key),
+        key=None if arguments.key is None else private(arguments.key),
     )
 
 
-def _private(path: Path) -> bytes:
+def check_certificate(arguments: argparse.Namespace) -> None:
+    """Raise BadInput for a certificate without its key, or a key without its certificate."""
+    if (arguments.certificate is None) != (arguments.key is None):
+        raise BadInput("--certificate and --key go together")
+
+
+def token_in_file(arguments: argparse.Namespace) -> str | None:
+    """Return the token in the file of --token-file. Raises BadInput."""
+    return None if arguments.token_file is None else private(arguments.token_file).decode("ascii", "replace").strip()
+
+
+def private(path: Path) -> bytes:
     """Return the content of a file that only its owner may read."""
     data = _read(path)
     if path.stat().st_mode & 0o077:

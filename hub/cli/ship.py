@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hub.cli import security, signals
+from hub.cli import collectors, security, signals
 from hub.client_ids import check_client
 from kvspool import system
 from kvspool.cli import options, output
@@ -25,8 +25,8 @@ from kvspool.system.handles import Handle
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from hub.client.mirror import Mirror, MirrorStatus
-    from hub.client.ship_status import ShipStatus
+    from hub.client.mirror import Mirror
+    from hub.client.ship_state import Way, WayStatus
     from hub.client.shipper import Shipper
 
 DESCRIPTION = """\
@@ -43,6 +43,9 @@ hubs have stored it, or --acks M of them. While a hub is away, the log holds its
 are enough (--degraded continue). A hub that returns gets the missing records from the log, or, if that no longer has them, from the other
 hubs; for this, the client needs the right to read itself.
 
+With --otlp, the logs hold requests of OpenTelemetry, as the exporters of kvspool.otel append them, and HUB is left out. Each is delivered
+to the collector at least once. Those that it rejects become dead letters: kvspool tasks LOG otlp --dead shows them.
+
 With a hub as the SOURCE, hub://HOST:PORT, its shards are pulled into the hub root DIR, given instead of HUB, with the same guarantees: a
 mirror, which may be served as well. --only selects clients.
 
@@ -56,6 +59,7 @@ EXAMPLES = """\
   kvspool ship hub://region1.example.org:7070 mirror --only 'web*' --token-file token          pull
   kvspool ship events grpc+tls://hub1:7070 --client web1 --token-file token --status /run/kvspool/ship.sock
   kvspool ship status /run/kvspool/ship.sock
+  kvspool ship telemetry --otlp http://localhost:4318
   kvspool ship events grpc+tls://hub1:7070,grpc+tls://hub2:7070 --client web1 --copies 2 --acks 1 --token-file token"""
 STATUS = "status"  # a source of this name, or the command
 MINUTE = 60.0  # seconds between two lines without a terminal while the state doesn't change
@@ -64,9 +68,12 @@ SCHEMES = ("hub://", "grpc://", "grpc+tls://")
 
 def add(subparsers: Any) -> None:
     """Add the command."""
-    parser = options.add_command(subparsers, "ship", "send the records of logs to a hub, as they are appended", DESCRIPTION, EXAMPLES)
+    summary = "send the records of logs to a hub or a collector, as they are appended"
+    parser = options.add_command(subparsers, "ship", summary, DESCRIPTION, EXAMPLES)
     parser.add_argument("sources", metavar="SOURCE", nargs="+", help="a log or a shard set, or ID=PATH; or a hub, to pull from")
-    parser.add_argument("hub", metavar="HUB", help="grpc+tls://HOST:PORT (or hub://), or several with commas; or a root to pull into")
+    parser.add_argument(
+        "hub", metavar="HUB", nargs="?", help="grpc+tls://HOST:PORT (or hub://), or several with commas; or a root to pull into"
+    )
     parser.add_argument("--client", metavar="ID", help="the client's id at the hub")
     parser.add_argument("--choose", choices=("hash", "first"), default="hash", help="choice of one of several (default: %(default)s)")
     parser.add_argument("--copies", type=int, default=1, metavar="N", help="ship to N of the hubs (default: %(default)s)")
@@ -92,6 +99,7 @@ def add(subparsers: Any) -> None:
         "--status", metavar="ADDRESS", help="serve the state at a loopback HOST:PORT or a socket's path: /status, /metrics, /healthz"
     )
     parser.add_argument("--interval", type=options.interval, metavar="S", default=1.0, help="between reports (default: %(default)s)")
+    collectors.add(parser)
     security.add(parser)
     options.add_json(parser, "report as JSON objects, one line each")
     parser.set_defaults(run=run)
@@ -99,15 +107,22 @@ def add(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Ship until a signal. Return 0, or the code of the error that stopped every source."""
+    if arguments.otlp is None:
+        if len(arguments.sources) < 2:
+            raise BadInput("ship needs a hub after the sources: kvspool ship LOG HUB, or --otlp ENDPOINT for a collector")
+        arguments.hub = arguments.sources.pop()
     if arguments.sources == [STATUS]:
         return _show_status(arguments)
     logging.basicConfig(level=logging.WARNING, format="kvspool: %(message)s")
-    security.load(arguments)  # reports an invalid file at once, not at the first connection
     with ExitStack() as stack, options.bad_input():
-        if arguments.sources[0].startswith(SCHEMES):
-            ways: list[Shipper | Mirror] = [stack.enter_context(_mirror(arguments))]
+        ways: list[Way] = []
+        if arguments.otlp is not None:
+            ways += [stack.enter_context(shipper) for shipper in collectors.shippers(arguments)]
+        elif arguments.sources[0].startswith(SCHEMES):
+            ways += [stack.enter_context(_mirror(arguments))]
         else:
-            ways = [stack.enter_context(shipper) for shipper in _shippers(arguments)]
+            security.load(arguments)  # reports an invalid file at once, not at the first connection
+            ways += [stack.enter_context(shipper) for shipper in _shippers(arguments)]
         if arguments.status is not None:
             from hub.client.ship_state import ShipState
             from hub.client.state_listener import StateListener, parse_address
@@ -194,13 +209,13 @@ def _split(source: str) -> tuple[str, str]:
 class _Runs(Handle):
     """Running shippers, or a mirror, each on its own thread."""
 
-    def __init__(self, ways: Sequence[Shipper | Mirror], until_empty: bool) -> None:
+    def __init__(self, ways: Sequence[Way], until_empty: bool) -> None:
         self.errors: dict[str, KvspoolError | OSError] = {}
         self._threads = [threading.Thread(target=self._run, args=(way, until_empty)) for way in ways]
         for thread in self._threads:
             thread.start()
 
-    def _run(self, way: Shipper | Mirror, until_empty: bool) -> None:
+    def _run(self, way: Way, until_empty: bool) -> None:
         try:
             way.run(until_empty=until_empty)
         except (KvspoolError, OSError) as error:
@@ -211,7 +226,7 @@ class _Runs(Handle):
         return not any(thread.is_alive() for thread in self._threads)
 
 
-def _run(ways: Sequence[Shipper | Mirror], arguments: argparse.Namespace) -> int:
+def _run(ways: Sequence[Way], arguments: argparse.Namespace) -> int:
     def end() -> None:
         for way in ways:
             way.stop()
@@ -224,7 +239,7 @@ def _run(ways: Sequence[Shipper | Mirror], arguments: argparse.Namespace) -> int
     return max((getattr(error, "exit_code", 1) for error in runs.errors.values()), default=0)
 
 
-def _watch(ways: Sequence[Shipper | Mirror], runs: _Runs, arguments: argparse.Namespace) -> None:
+def _watch(ways: Sequence[Way], runs: _Runs, arguments: argparse.Namespace) -> None:
     """Show the progress until all have ended."""
     if arguments.json or not sys.stderr.isatty():
         lines = _StateLines()
@@ -248,7 +263,7 @@ def _watch(ways: Sequence[Shipper | Mirror], runs: _Runs, arguments: argparse.Na
             live.update(_table(_statuses(ways)), refresh=True)
 
 
-def _statuses(ways: Sequence[Shipper | Mirror]) -> list[ShipStatus | MirrorStatus]:
+def _statuses(ways: Sequence[Way]) -> list[WayStatus]:
     """Return the state of each shipper at each hub, and of each mirror."""
     from hub.client.ship_state import ShipState
 
@@ -261,19 +276,19 @@ class _StateLines:
     def __init__(self) -> None:
         self._said: dict[tuple[str, str], tuple[object, float]] = {}  # the state, and when it was last printed
 
-    def say(self, statuses: Sequence[ShipStatus | MirrorStatus]) -> None:
+    def say(self, statuses: Sequence[WayStatus]) -> None:
         """Print what is new or due."""
         for status in statuses:
             now = system.port.monotonic()
             name, target = _names(status)
-            state = status.state, status.error, _failed(status)
+            state = status.state, status.error, _failed(status), bool(_notes(status))
             before, at = self._said.get((name, target), (None, -MINUTE))
             if state == before and now < at + MINUTE:
                 continue
             self._said[name, target] = state, now
             again = f", again in {status.retry_in:.0f} s" if status.state == "waiting" else ""
             output.complain(f"{name}: {status.state}{again}; {_moved(status):,} records to {target}, {status.behind:,} left")
-            for words in [*([status.error] if status.error else []), *_failed(status)]:
+            for words in [*([status.error] if status.error else []), *_failed(status), *_notes(status)]:
                 output.complain(f"{name}: {words}")
 
 
@@ -307,34 +322,41 @@ def _pause(runs: _Runs, seconds: float) -> None:
         system.port.sleep(min(left, 0.1))
 
 
-def _names(status: ShipStatus | MirrorStatus) -> tuple[str, str]:
+def _names(status: WayStatus) -> tuple[str, str]:
     from hub.client.ship_state import names
 
     return names(status)
 
 
-def _failed(status: ShipStatus | MirrorStatus) -> list[str]:
+def _failed(status: WayStatus) -> list[str]:
     from hub.client.ship_state import failed
 
     return failed(status)
 
 
-def _moved(status: ShipStatus | MirrorStatus) -> int:
+def _notes(status: WayStatus) -> list[str]:
+    from hub.client.ship_state import notes
+
+    return notes(status)
+
+
+def _moved(status: WayStatus) -> int:
     """Return the number of moved records."""
-    from hub.client.mirror import MirrorStatus
+    from hub.client.ship_state import moved
 
-    return status.pulled if isinstance(status, MirrorStatus) else status.sent
+    return moved(status)
 
 
-def _words(status: ShipStatus | MirrorStatus) -> str:
+def _words(status: WayStatus) -> str:
     source, target = _names(status)
     words = f"{source}: {_moved(status):,} records, {sizes.show(status.bytes)} to {target}, {status.behind:,} left"
     if status.lost:
         words += f"; {status.lost:,} were lost before they could be moved"
+    words += "".join(f"; {note}" for note in _notes(status))
     return words + (f"; {status.error}" if status.error else "")
 
 
-def _table(statuses: Sequence[ShipStatus | MirrorStatus]) -> Table:
+def _table(statuses: Sequence[WayStatus]) -> Table:
     from rich.text import Text
 
     table = output.table()

@@ -16,14 +16,12 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Literal
-
-import msgspec
 
 from hub.client import hubs
 from hub.client.connection import Security, jittered
 from hub.client.mirrored_shard import MirroredShard
 from hub.client.remote import RemoteHub
+from hub.client.ship_status import MirrorState, MirrorStatus, ShardMirrorStatus
 from hub.errors import Conflict, HubError, HubFull, Malformed, NotAllowed, QuotaExceeded, Unreachable
 from hub.protocol import reading
 from hub.protocol.ingest import VERSION, Level
@@ -45,41 +43,6 @@ RETRY = 30.0  # seconds until a shard that could not be pulled is retried
 MOST_OPEN = 256  # open shards
 FIRST_BACKOFF, LONGEST_BACKOFF = 0.1, 30.0  # seconds
 logger = logging.getLogger("kvspool.mirror")
-
-State = Literal["connecting", "connected", "waiting", "stopped", "failed"]
-
-
-class ShardMirrorStatus(msgspec.Struct, frozen=True):
-    """The state of one shard.
-
-    pulled: records; next: sequence below which all is stored here; behind: sequences that only the source has; lost: sequences that no
-    reader can get any more; error: why the shard is not pulled at this moment.
-    """
-
-    client: str
-    shard: int
-    path: str
-    pulled: int
-    next: int
-    behind: int
-    lost: int
-    error: str
-
-
-class MirrorStatus(msgspec.Struct, frozen=True):
-    """The state of a mirror. outages: broken connections; retry_in: seconds until the next attempt, in the state "waiting"."""
-
-    source: str
-    root: str
-    state: State
-    behind: int
-    pulled: int
-    bytes: int
-    lost: int
-    outages: int
-    retry_in: float
-    error: str
-    shards: list[ShardMirrorStatus]
 
 
 class Mirror(ClosingHandle):
@@ -125,7 +88,7 @@ class Mirror(ClosingHandle):
         self._shards: dict[tuple[str, int], MirroredShard] = {}
         self._open: dict[tuple[str, int], MirroredShard] = {}  # the most recently used ones are last
         self._stop = threading.Event()
-        self._state: State = "connecting"
+        self._state: MirrorState = "connecting"
         self._error = ""
         self._outages = 0
         self._retry_at = 0.0

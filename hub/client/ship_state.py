@@ -1,59 +1,46 @@
-"""The state of running shippers and mirrors, as other programs see it: JSON, Prometheus metrics, and whether all is well."""
+"""The state of running shippers and mirrors, as other programs see it, and whether all is well."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from hub.client.mirror import Mirror, MirrorStatus
-from hub.client.ship_status import ShipStatus
-from hub.client.shipper import Shipper
-from kvspool.errors import MissingExtra
+from hub.client.ship_status import MirrorStatus, ShipStatus
+from kvspool.otel.status import CollectorStatus
 
-try:
-    from prometheus_client import CollectorRegistry, generate_latest
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-    from prometheus_client.registry import Collector
-except ModuleNotFoundError as error:
-    raise MissingExtra.of("hub", "metrics need a package that isn't installed", error) from error
+if TYPE_CHECKING:
+    from hub.client.mirror import Mirror
+    from hub.client.shipper import Shipper
+    from kvspool.otel.shipper import CollectorShipper
 
-Figure = Callable[[ShipStatus | MirrorStatus], float]
-COUNTERS: tuple[tuple[str, str, Figure], ...] = (
-    ("records", "Records moved, repeated ones counted again.", lambda one: one.pulled if isinstance(one, MirrorStatus) else one.sent),
-    ("bytes", "Bytes moved.", lambda one: one.bytes),
-    ("lost_records", "Sequences that were lost before they could be moved.", lambda one: one.lost),
-    ("outages", "Connections that broke or were refused.", lambda one: one.outages),
-)
-GAUGES: tuple[tuple[str, str, Figure], ...] = (
-    ("connected", "1 if connected to the hub, 0 otherwise.", lambda one: one.state == "connected"),
-    ("behind_records", "Records that are still to be moved.", lambda one: one.behind),
-    ("failed_logs", "Logs or shards that are not moved now because of an error.", lambda one: len(failed(one))),
-)
-OF_COPIES: tuple[tuple[str, str, Callable[[ShipStatus], float]], ...] = (
-    ("copies", "Hubs that get a copy of each record.", lambda one: len(one.by_hub)),
-    ("required_copies", "Hubs that have to store a record before the log may forget it.", lambda one: one.acks),
-    ("connected_copies", "Hubs that are connected now.", lambda one: sum(part.state == "connected" for part in one.by_hub)),
-    ("unacknowledged_records", "Records that too few hubs have stored.", lambda one: one.behind),
-)
+    Way = Shipper | Mirror | CollectorShipper
+
+WayStatus = ShipStatus | MirrorStatus | CollectorStatus
 
 
 class ShipState(msgspec.Struct, frozen=True):
-    """The states of all shippers and mirrors of a process."""
+    """The states of all shippers and mirrors of a process, and of its shippers to collectors."""
 
     shippers: list[ShipStatus]
     mirrors: list[MirrorStatus]
+    collectors: list[CollectorStatus] = []
 
     @classmethod
-    def of(cls, ways: Sequence[Shipper | Mirror]) -> ShipState:
+    def of(cls, ways: Sequence[Way]) -> ShipState:
         """Return the present state."""
-        shippers = [way.status() for way in ways if isinstance(way, Shipper)]
-        return cls(shippers, [way.status() for way in ways if isinstance(way, Mirror)])
+        found = [way.status() for way in ways]
+        return cls(
+            [one for one in found if isinstance(one, ShipStatus)],
+            [one for one in found if isinstance(one, MirrorStatus)],
+            [one for one in found if isinstance(one, CollectorStatus)],
+        )
 
     @property
-    def all(self) -> list[ShipStatus | MirrorStatus]:
-        """Return the states of both kinds; of a shipper, that at each hub."""
-        return [*(one for shipper in self.shippers for one in shipper.by_hub), *self.mirrors]
+    def all(self) -> list[WayStatus]:
+        """Return the states of all kinds; of a shipper, that at each hub."""
+        return [*(one for shipper in self.shippers for one in shipper.by_hub), *self.mirrors, *self.collectors]
 
     def troubles(self) -> list[str]:
         """Return why something isn't moved, a sentence each; empty if all is well."""
@@ -67,48 +54,33 @@ class ShipState(msgspec.Struct, frozen=True):
         return found
 
 
-def names(status: ShipStatus | MirrorStatus) -> tuple[str, str]:
+def names(status: WayStatus) -> tuple[str, str]:
     """Return the source and the target."""
+    if isinstance(status, CollectorStatus):
+        return status.log, status.endpoint
     return (status.source, status.root) if isinstance(status, MirrorStatus) else (status.client, status.hub)
 
 
-def failed(status: ShipStatus | MirrorStatus) -> list[str]:
+def moved(status: WayStatus) -> int:
+    """Return the number of moved records, repeated ones counted again."""
+    return status.pulled if isinstance(status, MirrorStatus) else status.sent
+
+
+def failed(status: WayStatus) -> list[str]:
     """Return the errors of logs or shards that are not moved now."""
+    if isinstance(status, CollectorStatus):
+        return []  # its error is that of its only log
     if isinstance(status, MirrorStatus):
         return [f"shard {one.shard} of {one.client} is not pulled: {one.error}" for one in status.shards if one.error]
     return [f"shard {one.shard} is not shipped: {one.error}" for one in status.lanes if one.error]
 
 
-def exposition(state: ShipState) -> bytes:
-    """Return the metrics as text."""
-    registry = CollectorRegistry()
-    registry.register(_ShipCollector(state))
-    return generate_latest(registry)
-
-
-class _ShipCollector(Collector):
-    def __init__(self, state: ShipState) -> None:
-        self._state = state
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield the metrics of shippers, by client and hub or by client, and of mirrors, by source and root."""
-        yield from _metrics("kvspool_ship", ("client", "hub"), [one for shipper in self._state.shippers for one in shipper.by_hub])
-        yield from _copies(self._state.shippers)
-        yield from _metrics("kvspool_mirror", ("source", "root"), self._state.mirrors)
-
-
-def _copies(shippers: Sequence[ShipStatus]) -> Iterator[Metric]:
-    for name, text, figure in OF_COPIES:
-        metric = GaugeMetricFamily(f"kvspool_ship_{name}", text, labels=("client",))
-        for one in shippers:
-            metric.add_metric((one.client,), float(figure(one)))
-        yield metric
-
-
-def _metrics(prefix: str, labels: tuple[str, str], found: Sequence[ShipStatus | MirrorStatus]) -> Iterator[Metric]:
-    for family, figures in ((CounterMetricFamily, COUNTERS), (GaugeMetricFamily, GAUGES)):
-        for name, text, figure in figures:
-            metric = family(f"{prefix}_{name}", text, labels=labels)
-            for one in found:
-                metric.add_metric(names(one), float(figure(one)))
-            yield metric
+def notes(status: WayStatus) -> list[str]:
+    """Return what a collector rejected, and its last warning."""
+    if not isinstance(status, CollectorStatus):
+        return []
+    found = []
+    if status.rejected:
+        items = f", {status.rejected_items:,} items in accepted requests" if status.rejected_items else ""
+        found.append(f"{status.rejected:,} records are dead letters{items}: kvspool tasks {status.log} {status.reader} --dead")
+    return [*found, *([f"the collector says: {status.warning}"] if status.warning else [])]

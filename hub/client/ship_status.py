@@ -1,4 +1,4 @@
-"""The state of a shipper: of each log, of each hub, and of all hubs together."""
+"""The state of a shipper: of each log, of each hub, and of all hubs together; and that of a mirror."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import msgspec
 
 State = Literal["connecting", "connected", "degraded", "waiting", "stopped", "failed"]
 """degraded: of several hubs, some are connected and others are not."""
+MirrorState = Literal["connecting", "connected", "waiting", "stopped", "failed"]
 
 
 class SenderStatus(msgspec.Struct, frozen=True):
@@ -51,3 +52,36 @@ class ShipStatus(msgspec.Struct, frozen=True):
     def by_hub(self) -> list[ShipStatus]:
         """Return the state at each hub."""
         return self.copies or [self]
+
+
+class ShardMirrorStatus(msgspec.Struct, frozen=True):
+    """The state of one shard.
+
+    pulled: records; next: sequence below which all is stored here; behind: sequences that only the source has; lost: sequences that no
+    reader can get any more; error: why the shard is not pulled at this moment.
+    """
+
+    client: str
+    shard: int
+    path: str
+    pulled: int
+    next: int
+    behind: int
+    lost: int
+    error: str
+
+
+class MirrorStatus(msgspec.Struct, frozen=True):
+    """The state of a mirror. outages: broken connections; retry_in: seconds until the next attempt, in the state "waiting"."""
+
+    source: str
+    root: str
+    state: MirrorState
+    behind: int
+    pulled: int
+    bytes: int
+    lost: int
+    outages: int
+    retry_in: float
+    error: str
+    shards: list[ShardMirrorStatus]

@@ -22,7 +22,8 @@ from typing import Any
 
 import msgspec
 
-from hub.client.ship_state import ShipState, exposition
+from hub.client.ship_metrics import exposition
+from hub.client.ship_state import ShipState
 from kvspool.system.handles import Handle
 
 PATIENCE = 10.0  # seconds for a request or an answer

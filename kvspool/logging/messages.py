@@ -1,4 +1,4 @@
-"""The log that messages are appended to, opened when the first one arrives."""
+"""The log that messages of a program are appended to, opened when the first one arrives."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kvspool.log import Log
 
 MOST_LATE = 1000  # messages of signal handlers that wait for the next append
-Message = tuple[dict[str, Any], bytes, int, int, bool]  # data, key, type, timestamp, durable
+Message = tuple[dict[str, Any] | bytes, bytes, int, int | None, bool]  # data, key, type, timestamp, durable
 
 
 class MessageLog(Handle):
@@ -36,7 +36,7 @@ class MessageLog(Handle):
 
         One that a signal handler logs while the same thread appends is appended with the next one.
         """
-        log = self._log or self._open()
+        log = self._log or self.opened()
         try:
             self._append(log, *message)
         except Reentered:
@@ -45,10 +45,11 @@ class MessageLog(Handle):
         while self._late:
             self._append(log, *self._late.popleft())
 
-    def _append(self, log: Log, data: dict[str, Any], key: bytes, type: int, timestamp: int, durable: bool) -> None:
+    def _append(self, log: Log, data: dict[str, Any] | bytes, key: bytes, type: int, timestamp: int | None, durable: bool) -> None:
         log.append(data, key=key, type=type, timestamp=timestamp, durable=durable)
 
-    def _open(self) -> Log:
+    def opened(self) -> Log:
+        """Return the log, opened or created. Raises the errors of `kvspool.create`."""
         with self._opening:
             if self._log is None:
                 os.makedirs(os.path.dirname(self.path), mode=0o700, exist_ok=True)

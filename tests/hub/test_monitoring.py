@@ -12,9 +12,9 @@ import pytest
 from hub_statuses import DAY, client, hub, pipeline
 from prometheus_client.parser import text_string_to_metric_families
 
-from hub.client.mirror import MirrorStatus
-from hub.client.ship_state import ShipState, exposition
-from hub.client.ship_status import ShipStatus
+from hub.client.ship_metrics import exposition
+from hub.client.ship_state import ShipState
+from hub.client.ship_status import MirrorStatus, ShipStatus
 from hub.protocol.status import ReaderStatus
 from hub.web import metrics
 

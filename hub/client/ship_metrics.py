@@ -1,0 +1,82 @@
+"""The metrics of running shippers and mirrors, for Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from hub.client.ship_state import ShipState, WayStatus, failed, moved, names
+from hub.client.ship_status import ShipStatus
+from kvspool.errors import MissingExtra
+from kvspool.otel.status import CollectorStatus
+
+try:
+    from prometheus_client import CollectorRegistry, generate_latest
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+    from prometheus_client.registry import Collector
+except ModuleNotFoundError as error:
+    raise MissingExtra.of("hub", "metrics need a package that isn't installed", error) from error
+
+Figure = Callable[[WayStatus], float]
+COUNTERS: tuple[tuple[str, str, Figure], ...] = (
+    ("records", "Records moved, repeated ones counted again.", moved),
+    ("bytes", "Bytes moved.", lambda one: one.bytes),
+    ("lost_records", "Sequences that were lost before they could be moved.", lambda one: one.lost),
+    ("outages", "Connections that broke or were refused.", lambda one: one.outages),
+)
+GAUGES: tuple[tuple[str, str, Figure], ...] = (
+    ("connected", "1 if connected to the other end, 0 otherwise.", lambda one: one.state == "connected"),
+    ("behind_records", "Records that are still to be moved.", lambda one: one.behind),
+    ("failed_logs", "Logs or shards that are not moved now because of an error.", lambda one: len(failed(one))),
+)
+OF_COLLECTORS: tuple[tuple[str, str, Callable[[CollectorStatus], float]], ...] = (
+    ("requests", "Requests that the collector accepted.", lambda one: one.requests),
+    ("rejected_records", "Records that became dead letters.", lambda one: one.rejected),
+    ("rejected_items", "Parts of accepted requests that the collector rejected, such as spans.", lambda one: one.rejected_items),
+)
+OF_COPIES: tuple[tuple[str, str, Callable[[ShipStatus], float]], ...] = (
+    ("copies", "Hubs that get a copy of each record.", lambda one: len(one.by_hub)),
+    ("required_copies", "Hubs that have to store a record before the log may forget it.", lambda one: one.acks),
+    ("connected_copies", "Hubs that are connected now.", lambda one: sum(part.state == "connected" for part in one.by_hub)),
+    ("unacknowledged_records", "Records that too few hubs have stored.", lambda one: one.behind),
+)
+
+
+def exposition(state: ShipState) -> bytes:
+    """Return the metrics as text."""
+    registry = CollectorRegistry()
+    registry.register(_ShipCollector(state))
+    return generate_latest(registry)
+
+
+class _ShipCollector(Collector):
+    def __init__(self, state: ShipState) -> None:
+        self._state = state
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics of shippers, by client and hub or by client; of mirrors, by source and root; and of collectors."""
+        yield from _metrics("kvspool_ship", ("client", "hub"), [one for shipper in self._state.shippers for one in shipper.by_hub])
+        yield from _copies(self._state.shippers)
+        yield from _metrics("kvspool_mirror", ("source", "root"), self._state.mirrors)
+        yield from _metrics("kvspool_otlp", ("log", "endpoint"), self._state.collectors)
+        for name, text, figure in OF_COLLECTORS:
+            metric = CounterMetricFamily(f"kvspool_otlp_{name}", text, labels=("log", "endpoint"))
+            for one in self._state.collectors:
+                metric.add_metric((one.log, one.endpoint), float(figure(one)))
+            yield metric
+
+
+def _copies(shippers: Sequence[ShipStatus]) -> Iterator[Metric]:
+    for name, text, figure in OF_COPIES:
+        metric = GaugeMetricFamily(f"kvspool_ship_{name}", text, labels=("client",))
+        for one in shippers:
+            metric.add_metric((one.client,), float(figure(one)))
+        yield metric
+
+
+def _metrics(prefix: str, labels: tuple[str, str], found: Sequence[WayStatus]) -> Iterator[Metric]:
+    for family, figures in ((CounterMetricFamily, COUNTERS), (GaugeMetricFamily, GAUGES)):
+        for name, text, figure in figures:
+            metric = family(f"{prefix}_{name}", text, labels=labels)
+            for one in found:
+                metric.add_metric(names(one), float(figure(one)))
+            yield metric
