@@ -1,4 +1,4 @@
-"""A user's program that runs on any kind of log, and the Python lines of README and docs, pass `mypy --strict`."""
+"""Programs of users pass `mypy --strict`: one that runs on any kind of log, the examples, and the Python lines of README and docs."""
 
 from __future__ import annotations
 
@@ -115,6 +115,7 @@ def programs() -> dict[str, str]:
     """Return the Python lines of the pages, each block with what it is given, and the programs of this test; by file name."""
     typed = (ROOT / "tests/contract/typed_program.py").read_text(encoding="utf-8")
     found = {"create": CREATE, "program": typed, "program_on_many_logs": PROGRAM_ON_MANY_LOGS}
+    found |= {f"example_{path.stem}": path.read_text(encoding="utf-8") for path in (ROOT / "examples").glob("*.py")}
     for page in PAGES:
         for number, block in enumerate(re.findall(r"```python[^\n]*\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)):
             needed = [
