@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
@@ -22,12 +22,13 @@ from starlette.routing import Route
 
 import kvspool
 from kvspool.aio import AsyncLog
+from kvspool.options import Start
 
 PATH = os.environ.get("EVENTS", "events")
 
 
 @asynccontextmanager
-async def lifespan(app: Starlette) -> AsyncIterator[None]:
+async def lifespan(app: Starlette) -> AsyncGenerator[None]:
     """Open the log while the service runs."""
     async with AsyncLog(kvspool.create(PATH, exist_ok=True)) as log:
         app.state.log = log
@@ -47,7 +48,7 @@ async def events(request: Request) -> StreamingResponse:
     return StreamingResponse(stream(request.app.state.log, start), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
 
-async def stream(log: AsyncLog, start: kvspool.options.Start) -> AsyncIterator[str]:
+async def stream(log: AsyncLog, start: Start) -> AsyncIterator[str]:
     """Yield the events of the records from `start` on."""
     async with log.follow(start=start, on_gap="yield") as records:
         async for item in records:

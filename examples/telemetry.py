@@ -27,7 +27,7 @@ def main() -> None:
     tracer = traces.get_tracer("shop")
     logs = LoggerProvider(resource=resource)
     logs.add_log_record_processor(SimpleLogRecordProcessor(LogExporter(LOG)))
-    logging.basicConfig(level=logging.INFO, handlers=[LoggingHandler(logger_provider=logs)])
+    logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[LoggingHandler(logger_provider=logs)])
     for item in ("apple", "pear", "plum"):
         with tracer.start_as_current_span("buy", attributes={"item": item}):
             if item == "plum":

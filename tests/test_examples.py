@@ -64,6 +64,20 @@ def test_the_notebook_runs_from_its_first_cell_to_its_last(tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
 
 
+def test_the_messages_and_spans_of_the_telemetry_example_reach_a_collector(tmp_path: Path) -> None:
+    pytest.importorskip("opentelemetry.instrumentation.logging")
+    from otlp_server import OtlpServer
+
+    from kvspool.otel.shipper import CollectorShipper
+
+    command = [sys.executable, str(EXAMPLES / "telemetry.py")]
+    done = subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    with OtlpServer() as server, CollectorShipper(tmp_path / "telemetry", server.endpoint) as shipper:
+        shipper.run(until_empty=True)
+    assert sorted(server.items) == ["bought apple", "bought pear", "buy", "buy", "buy", "plum is sold out"]
+
+
 def test_the_fixtures_give_a_users_test_logs_in_memory(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text('pytest_plugins = ["kvspool.testing"]\n')
     (tmp_path / "test_user.py").write_text(

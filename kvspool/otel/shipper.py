@@ -26,7 +26,7 @@ from kvspool.otel.rejected import Rejected
 from kvspool.otel.signals import READER, SIGNALS, CollectorAnswer, joined, why_unknown
 from kvspool.otel.status import CollectorState, CollectorStatus
 from kvspool.record import Gap, Record
-from kvspool.system.handles import Handle, close_all
+from kvspool.system.handles import ClosingHandle, close_all
 
 MOST_BYTES = 1 << 20  # of the records of one request; a single record may be larger
 MOST_RECORDS = 16_384  # of one request
@@ -39,7 +39,7 @@ LONGEST_SILENCE = 300.0  # seconds to wait for a slow collector
 logger = logging.getLogger("kvspool.ship")
 
 
-class CollectorShipper(Handle):
+class CollectorShipper(ClosingHandle):
     """Delivers one log to one collector. `run` delivers until `stop` is called."""
 
     def __init__(
@@ -230,12 +230,6 @@ class CollectorShipper(Handle):
     def close(self) -> None:
         """Close the connection, the durable reader and the log."""
         close_all((self._collector, self._rejected, self._reader, self.log))
-
-    def __enter__(self) -> CollectorShipper:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class _StoppedByUser(Exception):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import os
 import shutil
@@ -16,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import Run
 
 import kvspool
 import shard
-from kvspool.cli import main
 
 pytest.importorskip("opentelemetry.sdk")
 
@@ -50,16 +48,8 @@ def log(tmp_path: Path) -> Path:
     return tmp_path / "telemetry"
 
 
-def run(*words: str | Path, code: int = 0) -> str:
-    """Run a command to its end, and return what it said on stderr."""
-    said = io.StringIO()
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(said):
-        assert main([*map(str, words)]) == code, said.getvalue()
-    return said.getvalue()
-
-
 def test_a_log_and_a_shard_set_are_delivered_with_the_headers_of_the_environment(
-    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    log: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-tenant=a%20b, x-key=1")
     (tmp_path / "token").write_text("secret\n")
@@ -67,7 +57,7 @@ def test_a_log_and_a_shard_set_are_delivered_with_the_headers_of_the_environment
     with shard.create(tmp_path / "set", bits=1, format="kvj") as made:
         made.append_many([request("set 0"), request("set 1")], keys=[b"traces"] * 2)
     with OtlpServer() as server:
-        said = run("ship", log, tmp_path / "set", "--otlp", server.endpoint, "--once", "--token-file", tmp_path / "token")
+        said = run("ship", log, tmp_path / "set", "--otlp", server.endpoint, "--once", "--token-file", tmp_path / "token").err
     assert sorted(server.items) == sorted([*(f"span {number}" for number in range(200)), "set 0", "set 1"])
     sent = server.requests[0][1]
     assert (sent["x-tenant"], sent["x-key"], sent["Authorization"]) == ("a b", "1", "Bearer secret")
@@ -90,14 +80,14 @@ def test_a_log_and_a_shard_set_are_delivered_with_the_headers_of_the_environment
     ],
 )
 def test_wrong_words_are_reported_with_a_way_out(
-    log: Path, words: list[str], variables: dict[str, str], error: str, monkeypatch: pytest.MonkeyPatch
+    log: Path, words: list[str], variables: dict[str, str], error: str, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     token = Path(f"{log}.token")
     token.write_text("secret")
     token.chmod(0o600)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    said = run(*(word.format(log=log) for word in words), code=2)
+    said = run(*(word.format(log=log) for word in words), code=2).err
     assert error in said and "secret" not in said
 
 
@@ -137,16 +127,14 @@ def test_a_shipper_that_is_killed_delivers_every_request_at_least_once(log: Path
         assert opened.readers()[0].sequence == 200
 
 
-def test_a_signal_ends_the_command_quietly_and_the_state_is_shown(log: Path, tmp_path: Path) -> None:
+def test_a_signal_ends_the_command_quietly_and_the_state_is_shown(log: Path, tmp_path: Path, run: Run) -> None:
     with OtlpServer(lambda _: rejection(401, "unknown token")) as server:
         words = [*KVSPOOL, "ship", str(log), "--otlp", server.endpoint, "--status", str(tmp_path / "status.sock")]
         process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
         while not server.requests:
             time.sleep(0.02)
-        said = io.StringIO()
-        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
-            while main(["ship", "status", str(tmp_path / "status.sock")]) != 1 or "unknown token" not in said.getvalue():
-                time.sleep(0.02)
+        while "unknown token" not in run("ship", "status", tmp_path / "status.sock", code=1).err:
+            time.sleep(0.02)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 0 and "Traceback" not in errors
