@@ -54,16 +54,6 @@ def test_the_first_pages_append_read_and_ship(tmp_path: Path) -> None:
     assert re.findall(r"^me 0 (\d+) ", said, re.MULTILINE) == ["0", "1", "2", "3", "4"]  # client, shard and sequence, from the hub's root
 
 
-@pytest.mark.spark
-def test_the_first_page_of_spark_counts(tmp_path: Path) -> None:
-    pytest.importorskip("pyspark")
-    first = examples.examples("start")[:3]
-    assert first[-1].text == "python first.py\n"
-    said = follow(examples.program([*first, *examples.examples("start-spark")]), tmp_path)
-    assert "3 records\n" in said and "3 records copied\n" in said
-    assert re.search(r"\| *login\| +1\|", said)
-
-
 def test_the_container_runs_a_command_that_exists_with_options_that_it_has() -> None:
     text = (ROOT / "Containerfile").read_text(encoding="utf-8").replace("\\\n", "")
     found = {word: json.loads(line) for word, line in re.findall(r"^(ENTRYPOINT|CMD) +(\[.*\])$", text, re.MULTILINE)}
