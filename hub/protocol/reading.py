@@ -269,10 +269,10 @@ def decode_ticket(data: bytes) -> Ticket:
     return ticket
 
 
-def ticket_of(query: Query, shard: int) -> Ticket:
-    """Return the ticket for one shard of a query."""
+def ticket_of(query: Query) -> Ticket:
+    """Return the ticket for the first shard of a query."""
     fields = {name: getattr(query, name) for name in query.__struct_fields__}
-    return Ticket(**(fields | {"shard": shard}))
+    return Ticket(**(fields | {"shard": 0}))
 
 
 Q = TypeVar("Q", Query, Ticket)

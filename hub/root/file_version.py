@@ -12,6 +12,7 @@ from shard.merged import Log
 
 if TYPE_CHECKING:
     from kvspool.journal import Journal
+    from kvspool.journal.segments import Segments
 
 STABLE = 100_000_000  # ns; a later change may get the same time, because the kernel's clock ticks coarsely
 
@@ -54,15 +55,24 @@ class JournalVersion(NamedTuple):
             return None
         journal = cast("Journal", log)
         try:
-            segments = journal.segments_apart()
-            last = segments.path_of(journal.bases()[-1])
+            return cls.at(log.path, journal.segments_apart(), journal.bases())
         except (KvspoolError, OSError):
             return None  # the caller will get the same error
-        paths = tuple(dict.fromkeys(map(str, (log.path, segments.directory, last, log.path / GENERATIONS))))
+
+    @classmethod
+    def at(cls, path: Path, segments: Segments, bases: list[int]) -> JournalVersion:
+        """Return the version of the journal at a path now. bases: those of its segments."""
+        files = path, segments.directory, segments.path_of(bases[-1]), path / GENERATIONS
+        paths = tuple(dict.fromkeys(map(str, files)))
         versions = tuple(map(FileVersion.of, paths))
         return cls(paths, versions, all(version is None or version.is_stable for version in versions))
 
     @property
     def is_current(self) -> bool:
         """Return whether the journal has certainly not changed since."""
-        return self.is_stable and all(FileVersion.of(path) == version for path, version in zip(self.paths, self.versions, strict=True))
+        return self.is_stable and all(map(_is_same, self.paths, self.versions))
+
+
+def _is_same(path: str, version: FileVersion | None) -> bool:
+    status = system.port.look_up(path)
+    return version == (None if status is None else (status.st_ino, status.st_mtime_ns, status.st_size))

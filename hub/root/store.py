@@ -272,8 +272,7 @@ class Store(ClosingHandle):
         shard = self._shards.get(key)
         if shard is None:
             path = self.root / route.directory_name(key[0], before.sizes.bits, key[1])
-            with open_shard(path, TIMEOUT) as log:
-                new = CountedShard.of(path, log)
+            new = CountedShard.at(path) or self._count_opened(path)
         elif shard.lock.acquire(blocking=False):
             try:
                 shard.count()
@@ -286,6 +285,11 @@ class Store(ClosingHandle):
             if key[1] in self._counted.get(key[0], ()):
                 self._counted[key[0]][key[1]] = new
         return new
+
+    @staticmethod
+    def _count_opened(path: Path) -> CountedShard:
+        with open_shard(path, TIMEOUT) as log:
+            return CountedShard.of(path, log)
 
     def has_sealed(self, client: str) -> bool:
         """Return whether a client may have segments besides the last one of each shard, as of the last counts."""

@@ -22,9 +22,15 @@ from kvspool import system
 from kvspool.arrow import Records
 from kvspool.errors import Corruption, KvspoolError, LockTimeout, LogVanished, OutOfRange
 from kvspool.journal import Journal
+from kvspool.journal import files as journals
+from kvspool.journal.places import Places
+from kvspool.journal.stats import Glance, glance
+from kvspool.opening import logs
 from kvspool.system.handles import Handle
 from shard import route
 from shard.merged import Log
+
+PATIENCE = 1.0  # seconds to wait for a lock of another program; meanwhile other shards of the same call wait
 
 
 class Outcome(NamedTuple):
@@ -95,7 +101,7 @@ class Shard(Handle):
             raise
 
     def _open(self) -> Journal:
-        journal = kvspool.open(self.path, format="kvj")
+        journal = kvspool.open(self.path, format="kvj", timeout=PATIENCE)
         self._id = self._id or journal.log_id
         if _place(self.path) != self._place or journal.log_id != self._id:
             journal.close()
@@ -187,9 +193,12 @@ class Shard(Handle):
         """Count the shard's content, unless the last count is still right."""
         with self.lock:
             if not self.counted.is_current:
-                with self.using() as journal:
-                    self.counted = CountedShard.of(self.path, journal, self.generations)
+                self.counted = CountedShard.at(self.path, self.generations) or self._count_opened()
             return self.sizes
+
+    def _count_opened(self) -> CountedShard:
+        with self.using() as journal:
+            return CountedShard.of(self.path, journal, self.generations)
 
     def _note(self, rows: SequencedBatch, records: Records) -> None:
         last, used = records.time_of(records.rows - 1), self.sizes.used + records.size
@@ -278,14 +287,32 @@ class CountedShard(NamedTuple):
         """Count an open shard. table: its generations, if the caller has them."""
         version = JournalVersion.of(log)
         stats = log.stats()
-        table = load_generations(path / GENERATIONS) if table is None else table
-        logs = table if table or not stats.next_sequence or not log.log_id else [Generation(log.log_id.hex(), 0)]
-        generation = max(0, len(table) - 1)
         segments = getattr(stats, "segments", 0)  # of a ring: none
-        sizes = ShardSizes(
-            stats.first_sequence, stats.next_sequence, stats.used, stats.last_timestamp, generation, _bits(path), segments
-        )
-        return cls(sizes, tuple(logs), version)
+        found = Glance(stats.first_sequence, stats.next_sequence, stats.used, segments, stats.last_timestamp)
+        return cls._counted(path, found, log.log_id.hex(), table, version)
+
+    @classmethod
+    def at(cls, path: Path, table: list[Generation] | None = None) -> CountedShard | None:
+        """Count a shard without opening it; None if that isn't possible. Raises the errors of opening it, and Corruption."""
+        place = journals.find(path) if system.port.look_up(path / logs.CONTROL_FILE) is None else None
+        if place is None:
+            return None
+        places = Places(path, place[0])
+        bases = places.bases()
+        version = JournalVersion.at(path, places.segments, bases)
+        found = glance(places, bases)
+        return None if found is None else cls._counted(path, found, place[1].id, table, version)
+
+    @classmethod
+    def _counted(
+        cls, path: Path, found: Glance, id: str, table: list[Generation] | None, version: JournalVersion | None
+    ) -> CountedShard:
+        """Return a count. id: that of the journal, in hex; nothing if it has none."""
+        table = load_generations(path / GENERATIONS) if table is None else table
+        shipped = table if table or not found.next or not id else [Generation(id, 0)]
+        generation = max(0, len(table) - 1)
+        sizes = ShardSizes(found.first, found.next, found.used, found.last_timestamp, generation, _bits(path), found.segments)
+        return cls(sizes, tuple(shipped), version)
 
 
 def _bits(path: Path) -> int:

@@ -18,6 +18,7 @@ _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _PATH, _COMMAND = 1, 2  # types of a descriptor
 _BODY = 1000  # field of the body of a FlightData, which is the last one of every implementation
 _EMPTY = memoryview(b"")
+_SMALL = [bytes((number,)) for number in range(0x80)]
 
 
 class FlightDescriptor(NamedTuple):
@@ -204,6 +205,8 @@ def _text(value: int | memoryview) -> str:
 
 
 def _varint(number: int) -> bytes:
+    if 0 <= number < 0x80:
+        return _SMALL[number]
     found = bytearray()
     number &= (1 << 64) - 1
     while number > 0x7F:

@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec.structs import replace
 
 from hub.errors import Fenced, HubFull, Malformed, NotAllowed, NotFound, Unexpected
 from hub.protocol import reading
 from hub.protocol.ingest import VERSION, Level
-from hub.protocol.reading import LONGEST_WAIT, BatchMetadata, ClientState, Query, ServerInfo, ShardState, Since, Ticket
+from hub.protocol.reading import LONGEST_WAIT, BatchMetadata, Query, ServerInfo, ShardState, Since, Ticket
 from hub.root import columns
 from hub.root.catalogue import Catalogue
 from hub.root.store import generations
@@ -40,12 +41,21 @@ LARGEST_CRITERIA = 200  # bytes
 ROOM = 4 << 20  # bytes of memory for reading a batch; the batch of a larger record is read again, once it has more
 BATCH_BYTES = 2 << 20  # of the values of a batch: a tenth less work than with half of it, and hardly less with more
 COPIED = 1 << 16  # bytes of a message up to which it is copied
+_SCHEMA, _CODED_SCHEMA = (memoryview(schema.serialize()) for schema in (arrow.SCHEMA, arrow.CODED_SCHEMA))
 _encode = msgspec.json.Encoder().encode
 
 ACTIONS = [
     ("changes", 'the shards changed since a token: {"since": token, "wait": seconds up to 30}; without a token all of them'),
     ("server", "this hub: version of the protocol, level, id of its root, its clock"),
 ]
+
+
+class _EncodedClientState(msgspec.Struct, frozen=True):
+    """A `ClientState` whose shards are encoded."""
+
+    client: str
+    bits: int
+    shards: list[msgspec.Raw]
 
 
 class StreamPart(NamedTuple):
@@ -121,17 +131,17 @@ class ReadService(Handle):
 
     def _info(self, query: Query, states: list[ShardState]) -> Info:
         """Return a client's flight, with an endpoint for each shard."""
-        endpoints, size = [], 0
-        for state in states:
-            endpoints.append(Endpoint(_encode(reading.ticket_of(query, state.shard)), _encode(state)))
-            size += self.index.used(state)
+        ticket, encoded = reading.ticket_of(query), [_encode(state) for state in states]
+        endpoints = [
+            Endpoint(_encode(replace(ticket, shard=state.shard)), data) for state, data in zip(states, encoded, strict=True)
+        ]
         return Info(
-            memoryview((arrow.CODED_SCHEMA if query.coded else arrow.SCHEMA).serialize()),
+            _CODED_SCHEMA if query.coded else _SCHEMA,
             FlightDescriptor((query.client.encode(),)),
             endpoints,
             sum(state.next - state.first for state in states),
-            size,
-            _encode(ClientState(query.client, states[0].bits, states)),
+            sum(map(self.index.used, states)),
+            _encode(_EncodedClientState(query.client, states[0].bits, list(map(msgspec.Raw, encoded)))),
         )
 
     def _open(self, ticket: bytes, may_read: MayRead) -> Generator[StreamPart]:

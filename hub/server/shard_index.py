@@ -1,9 +1,9 @@
 """The shard index: the end of each shard under a hub root, and its changes, which mirrors request for all shards at once.
 
 The hub notes its own writes (`note`). Writes and trims of local processes are found by a check of every shard. Each listing makes one, and
-callers that wait for changes make one from time to time. A check opens only shards whose files have changed. So a listing of thousands of
-shards takes less than a second. Just after a start, all of them have to be opened. Between two parts of a check, calls whose client has
-gone end, and readers find their shards.
+callers that wait for changes make one from time to time. A check looks only at shards whose files have changed, and opens no segment if
+the page of their writers tells enough. So a listing of thousands of shards takes less than a second. Between two parts of a check, calls
+whose client has gone end, and readers find their shards.
 """
 
 from __future__ import annotations

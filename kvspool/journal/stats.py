@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from kvspool import system
 from kvspool.engine.stats import Consumer, LogStats
 from kvspool.journal import control
@@ -34,6 +36,36 @@ def collect(places: Places, log_id: bytes, codec: Codec, durability: str, sync_i
         unsynced_records=max(0, end.sequence - max(page.synced_sequence, first)),
         sync_error=page.sync_error,
         readers=readers,
+    )
+
+
+class Glance(NamedTuple):
+    """The content of a journal. first, next: sequences; used: bytes of all segments; last_timestamp: ns since 1970, 0 for none."""
+
+    first: int
+    next: int
+    used: int
+    segments: int
+    last_timestamp: int
+
+
+def glance(places: Places, bases: list[int]) -> Glance | None:
+    """Return the content by names, sizes and the writers' page, without opening a segment; None if only the frames have it.
+
+    bases: those of the segments, from `Places.bases`.
+    """
+    format, segments = places.format, places.segments
+    sizes = [system.port.look_up(segments.path_of(base)) for base in bases]
+    page = control.look(format.lock_file(places.path))
+    last = sizes[-1]
+    if last is None or page.base != bases[-1] or page.end != last.st_size or not page.end:
+        return None
+    return Glance(
+        bases[0],
+        page.next_sequence,
+        sum(status.st_size for status in sizes if status is not None),
+        sum(status is not None for status in sizes),
+        _shown(page.last_timestamp) if format.has_timestamps else 0,
     )
 
 

@@ -22,10 +22,9 @@ from hub.errors import AccessError, Conflict, Fenced, HubFull, Malformed, Restor
 from hub.protocol.ingest import LAST
 from hub.protocol.reading import Generation
 from hub.root.columns import SequencedBatch
-from hub.root.store import GENERATIONS, MOST_GENERATIONS, Outcome, Shard, Store
+from hub.root.store import GENERATIONS, MOST_GENERATIONS, CountedShard, Outcome, Shard, Store
 from kvspool import system
 from kvspool.errors import Corruption, LogNotFound, LogVanished, Poisoned
-from shard.shardset import open_shard
 
 THIRD = b"c" * 16
 
@@ -500,7 +499,7 @@ def test_a_shard_that_cannot_be_made_is_refused_and_made_later(root: Path, name:
         assert store.take("JFK", 1, 1).enter(LOG, 0) == (0, False)
 
 
-def test_sizes_follow_what_others_do_without_opening_what_is_unchanged(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_follow_what_others_do_and_unchanged_shards_are_not_counted(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root.mkdir()
     with Store(root) as store:
         for name in ("a", "b"):
@@ -511,10 +510,11 @@ def test_sizes_follow_what_others_do_without_opening_what_is_unchanged(root: Pat
         reached(lambda: not store.count() and all(shards[0].is_current for shards in store._counted.values()))
         with kvspool.open(root / "a") as log:
             log.append(b"3")
-        opened: list[str] = []
-        monkeypatch.setattr("hub.root.store.open_shard", lambda path, timeout: opened.append(path.name) or open_shard(path, timeout))
+        counted: list[str] = []
+        count = CountedShard.at
+        monkeypatch.setattr(CountedShard, "at", lambda path: counted.append(path.name) or count(path))
         store.count()
-        assert opened == ["a"] and store.sizes()["a"][0].next == 3
+        assert counted == ["a"] and store.sizes()["a"][0].next == 3
         shutil.rmtree(root / "b")
         store.count()
         assert list(store.sizes()) == ["a"]
