@@ -100,6 +100,8 @@ class WireConnection(Handle):
     def authenticated(self, name: str) -> None:
         """Lift the limits of unauthenticated connections. The first name stays. Raises HubFull if that has too many connections."""
         self._host.acquaint(self, name)
+        for share in (self.session.received_share, self._resources.working_share, self._resources.unsent_share):
+            share.owner = self.name, self.peer.origin
 
     def close(self) -> None:
         """Cut the connection soon. Callable in any thread."""

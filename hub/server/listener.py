@@ -44,6 +44,7 @@ from kvspool.system.handles import Handle
 BUFFER = 1 << 18  # bytes that are received at once
 BACKLOG = 512  # connections that the kernel queues until they are accepted
 ACCEPTED_AT_ONCE = 64  # then present connections have their turn
+RESERVE = 8  # part of the memory for clients that use little, while others use up the rest
 TICK = 1.0  # seconds between two checks of the clock
 ADMIT = 0.02  # seconds to gather places that get free, until those that wait for one get them
 WAITS_FOR_PLACE = Reason.UNAUTHENTICATED, Reason.UNAUTHENTICATED_OF_ADDRESS
@@ -117,11 +118,12 @@ class Listener(Handle):
         self.address: Address = self._listener.getsockname()[:2]
         self._loop = asyncio.new_event_loop()
         limits = self.limits
+        received = limits.received_bytes * 5 // 8
         self.memory = Budgets(
-            Budget(limits.received_bytes * 5 // 8, self._loop),
+            Budget(received, self._loop, received // RESERVE),
             Budget(limits.received_bytes // 4, self._loop),
             Budget(limits.working_bytes, self._loop),
-            Budget(limits.unsent_bytes, self._loop),
+            Budget(limits.unsent_bytes, self._loop, limits.unsent_bytes // RESERVE),
             limits.received_bytes // 8,
         )
         self.slots = CallSlots(self._service, limits, self._loop)
@@ -337,4 +339,4 @@ class Listener(Handle):
 def bytes_missing(budget: Budget, before: float) -> int:
     """Return how many bytes the next request lacks, if it has waited since before a time; else 0."""
     request = budget.next
-    return 0 if request is None or request.since >= before else max(1, request.size - (budget.most - budget.used))
+    return 0 if request is None or request.since >= before else max(1, request.size - budget.room)
