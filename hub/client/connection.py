@@ -19,9 +19,12 @@ from kvspool import system
 from kvspool.system.handles import ClosingHandle
 
 SILENCE = 30.0  # seconds without an answer after which a connection counts as dead
+FIRST_BACKOFF, LONGEST_BACKOFF = 0.05, 30.0  # seconds
 _BROKEN = (pa.ArrowException, OSError, StopIteration)  # errors of Flight on a broken connection
 # Each attempt resolves and connects itself: gRPC would make a new client wait for the backoff of earlier ones.
 _OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 5000)]
+# A hub to which thousands of clients connect at once needs a while for each handshake: no attempt ends before its call.
+_PATIENT = [("grpc.min_reconnect_backoff_ms", round(1000 * SILENCE))]
 
 
 class Security(msgspec.Struct, frozen=True):
@@ -62,7 +65,7 @@ def connect(location: str, security: Security, *, is_watched: bool = False) -> f
     if _users and process not in _users:
         raise HubError(f"{location}: this process was forked from one that had connected to a hub; start it with spawn instead")
     _users.add(process)
-    options: dict[str, Any] = {"generic_options": [*_OPTIONS, *(_WATCHED if is_watched else [])]}
+    options: dict[str, Any] = {"generic_options": [*_OPTIONS, *(_WATCHED if is_watched else _PATIENT)]}
     if security.authorities is not None:
         options["tls_root_certs"] = security.authorities
     if security.certificate is not None:
@@ -73,6 +76,27 @@ def connect(location: str, security: Security, *, is_watched: bool = False) -> f
         return flight.FlightClient(location, **options)
     except (pa.ArrowException, ValueError) as error:
         raise Unreachable(f"{location}: {error}") from None
+
+
+class Channel(Handle):
+    """A client that is used for one call after the other, while its credentials stay the same. For one thread."""
+
+    def __init__(self) -> None:
+        self._client: flight.FlightClient | None = None
+        self._credentials: tuple[str, Security] | None = None
+
+    def to(self, location: str, security: Security) -> flight.FlightClient:
+        """Return the client of a hub. Raises as `connect`."""
+        if self._client is None or self._credentials != (location, security):
+            self.close()
+            self._client, self._credentials = connect(location, security), (location, security)
+        return self._client
+
+    def close(self) -> None:
+        """Close the connection; the next call makes another one."""
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
 
 
 def call_options(security: Security, timeout: float | None = None) -> flight.FlightCallOptions:
@@ -92,6 +116,11 @@ def error_of(location: str, error: Exception) -> HubError:
     return Unreachable(f"{location}: {text}")
 
 
+def backoff(failures: int) -> float:
+    """Return how many seconds to wait after so many failures in a row."""
+    return jittered(min(FIRST_BACKOFF * 2 ** min(failures - 1, 20), LONGEST_BACKOFF))
+
+
 def jittered(seconds: float) -> float:
     """Return from half to one and a half times as long, so that clients don't all reconnect at once after an outage."""
     return seconds * (0.5 + int.from_bytes(system.port.random(4), "little") / (1 << 32))
@@ -104,8 +133,13 @@ class Connection(ClosingHandle):
     process if another thread is writing then. A watchdog cancels calls that take too long, which is safe at any time.
     """
 
-    def __init__(self, location: str, security: Security, opening: Opening, silence: float = SILENCE) -> None:
-        """Open the call, and return when the hub has answered. Raises Unreachable, NotAllowed, or the hub's refusal."""
+    def __init__(
+        self, location: str, security: Security, opening: Opening, silence: float = SILENCE, client: flight.FlightClient | None = None
+    ) -> None:
+        """Open the call, and return when the hub has answered. Raises Unreachable, NotAllowed, or the hub's refusal.
+
+        client: of `connect`, which stays open; None: one of its own.
+        """
         self.location = location
         self.stored: dict[int, int] = {}
         self.refused: dict[int, HubError] = {}
@@ -116,12 +150,13 @@ class Connection(ClosingHandle):
         self._busy_since: float | None = None  # since when we wait for the hub
         self._is_dead = False
         self._is_over = threading.Event()
-        self._client = connect(location, security)
+        self._client = connect(location, security) if client is None else client
+        self._own = self._client if client is None else None
         try:
             descriptor = flight.FlightDescriptor.for_command(ingest.encode(opening))
             self._writer, self._reader = self._client.do_exchange(descriptor, call_options(security))
         except _BROKEN as error:
-            self._client.close()
+            self._disconnect()
             raise error_of(location, error) from None
         self._watchdog = threading.Thread(target=self._watch, name="kvspool watchdog", daemon=True)
         self._watchdog.start()
@@ -182,7 +217,11 @@ class Connection(ClosingHandle):
         self._watchdog.join()
         with suppress(*_BROKEN):  # the reason was reported before
             self._writer.close()
-        self._client.close()
+        self._disconnect()
+
+    def _disconnect(self) -> None:
+        if self._own is not None:
+            self._own.close()
 
     def _first_word(self) -> Opened:
         message = self._read()
@@ -219,7 +258,7 @@ class Connection(ClosingHandle):
 
     def _watch(self) -> None:
         """Cancel the call when the hub owes an answer for too long, because a broken network is not reported."""
-        while not self._is_over.wait(min(1.0, self._silence / 4)):
+        while not self._is_over.wait(self._silence / 8):
             since = self._busy_since
             if since is not None and system.port.monotonic() - since > self._silence:
                 self._is_dead = True

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import shard
 from hub.client import hubs
-from hub.client.connection import SILENCE, Connection, Security, jittered
+from hub.client.connection import LONGEST_BACKOFF, SILENCE, Channel, Connection, Security, backoff
 from hub.client.copies_of_log import Copies
 from hub.client.log_sender import ASK_AGAIN, LOOK_AGAIN, PATIENCE, LogSender
 from hub.client.ship_status import SenderStatus, ShipStatus, State
@@ -44,12 +44,11 @@ QUESTIONS = 4  # number of questions about stored records per window
 MOST_ROWS = 16_384  # of a batch
 COMMIT_INTERVAL = 0.1  # seconds between two commits of the durable readers
 PING_INTERVAL = 5.0  # seconds without anything to send after which the hub is pinged
+LONGEST_LOOK = 5.0  # seconds between two looks for deleted logs, after some seconds without records
 IMPATIENT_POLL = 0.05  # seconds between two checks with `until_empty`
-FIRST_BACKOFF, LONGEST_BACKOFF = 0.05, 30.0  # seconds
 LONGEST_BLIND_POLL = 0.5  # seconds between two checks without inotify, after some seconds without records
 MOST_PATIENCE = 64  # times `silence`: the longest wait for an answer over a slow network
 BLIND_GROWTH = 1.1  # of these pauses: each is about a tenth of the time without records
-KEEP_ALIVE = 1.0  # seconds between two heartbeats of the durable readers during an outage
 logger = logging.getLogger("kvspool.ship")
 
 
@@ -82,6 +81,7 @@ class HubShipper(ClosingHandle):
         self.batch_bytes = batch_bytes
         self.window = window
         self._silence = silence
+        self._channel = Channel()
         logs = open_source(Path(os.path.abspath(source)))
         self.senders: list[LogSender] = []
         try:
@@ -123,14 +123,15 @@ class HubShipper(ClosingHandle):
                 if until_empty:
                     break
             except HubError as error:
+                if not isinstance(error, HubFull | QuotaExceeded):  # after these, the next call saves the handshake
+                    self._channel.close()
                 has_progressed = sum(sender.acked for sender in self.senders) > before
                 failures = 1 if has_progressed else failures + 1
                 if has_progressed or self._state == "connecting":
                     patience = max(1, patience // 2)
                 elif isinstance(error, Silent):
                     patience = min(2 * patience, MOST_PATIENCE)
-                backoff = min(FIRST_BACKOFF * 2 ** min(failures - 1, 20), LONGEST_BACKOFF)
-                self._rest(max(self._note(error, until_empty), jittered(backoff)))
+                self._rest(max(self._note(error, until_empty), backoff(failures)))
         errors = [sender.error for sender in self.senders if sender.error is not None]
         if until_empty and errors and not self._stop.is_set():
             raise errors[0]
@@ -145,7 +146,8 @@ class HubShipper(ClosingHandle):
         if not logs:
             return
         opening = Opening(VERSION, self.client, len(self.senders).bit_length() - 1, logs)
-        with Connection(self.hub, self._security(), opening, silence) as connection:
+        security = self._security()
+        with Connection(self.hub, security, opening, silence, self._channel.to(self.hub, security)) as connection:
             self._state, self._error = "connected", ""
             session = ShipSession(self, connection, {log.index for log in logs}, until_empty)
             try:
@@ -180,7 +182,7 @@ class HubShipper(ClosingHandle):
 
     def is_any_due(self) -> bool:
         """Return whether a quarantined sender is due for a retry."""
-        return any([self._is_due(sender) for sender in self.senders])
+        return any([self._is_due(sender) for sender in self.senders if sender.retry_at is not None])
 
     def _is_due(self, sender: LogSender) -> bool:
         with self.quarantining(sender):
@@ -195,8 +197,12 @@ class HubShipper(ClosingHandle):
         except (HubFull, QuotaExceeded, Unexpected, Unreachable, NotAllowed):
             raise
         except (KvspoolError, OSError) as error:
-            sender.fail(error)
-            logger.error("shard %d of %s is quarantined %s: %s", sender.index, self.client, sender.until, sender.error)
+            self.quarantine(sender, error)
+
+    def quarantine(self, sender: LogSender, error: Exception) -> None:
+        """Stop sending a log after an error, for a while or for good."""
+        sender.fail(error)
+        logger.error("shard %d of %s is quarantined %s: %s", sender.index, self.client, sender.until, sender.error)
 
     def _note(self, error: HubError, until_empty: bool) -> float:
         """Note why a connection ended. Return the shortest time to wait, in seconds. Raises the error if a retry is useless."""
@@ -249,20 +255,20 @@ class HubShipper(ClosingHandle):
         )
 
     def close(self) -> None:
-        """Close the durable readers and the logs."""
-        close_all(self.senders)
+        """Close the connection, the durable readers and the logs."""
+        close_all([self._channel, *self.senders])
 
 
 @contextmanager
-def pulse(shippers: Sequence[HubShipper], interval: float) -> Iterator[None]:
+def pulse(shippers: Sequence[HubShipper], interval: float | None = None) -> Iterator[None]:
     """Send heartbeats of the durable readers inside the `with` block, so that a hub that hangs doesn't cost them their held records.
 
-    interval: seconds between two heartbeats.
+    interval: seconds between two looks whether one is due; None: that of the most urgent heartbeats.
     """
     has_ended = threading.Event()
 
     def send() -> None:
-        while not has_ended.wait(interval):
+        while not has_ended.wait(interval or min(sender.heartbeat for one in shippers for sender in one.senders)):
             for one in shippers:
                 one.keep_alive()
 
@@ -297,6 +303,9 @@ class ShipSession(Handle):
         self._sent_at = 0.0
         self._was_idle = False
         self._committed = self._pinged = self._looked = system.port.monotonic()
+        self._looks_at = POLL  # seconds between two looks for deleted logs
+        self._must_end = False  # a quarantined sender takes another call
+        self._reads_all = True  # in the next round, also logs that seem to have no more
         for place in opened.places:
             sender = shipper.senders[place.index]
             with shipper.quarantining(sender):
@@ -336,9 +345,10 @@ class ShipSession(Handle):
         If no more is available, the last batch asks for an acknowledgement of all.
         """
         size, has_more = 0, False
+        reads_all, self._reads_all = self._reads_all, False
         for sender in self._senders:
-            if sender.error is not None:
-                continue  # since the round began
+            if sender.error is not None or (sender.is_sent and not reads_all):
+                continue  # the error is one since the round began
             rows = None
             with self._shipper.quarantining(sender):
                 if self._isolation == "synced":
@@ -374,6 +384,7 @@ class ShipSession(Handle):
         if ask:
             self._note_question()
         self._sent_at = system.port.monotonic()
+        self._looks_at = POLL
         self._connection.put(put, rows.batch)
         self._shipper.counted(size)
 
@@ -408,10 +419,19 @@ class ShipSession(Handle):
         while connection.refused:
             index, error = connection.refused.popitem()
             self._to_refuse.discard(index)
-            if self._shipper.senders[index].error is None:
-                with self._shipper.quarantining(self._shipper.senders[index]):
-                    raise error
+            self._refused(self._shipper.senders[index], error)
         self._drop_failed()
+
+    def _refused(self, sender: LogSender, error: HubError) -> None:
+        """Quarantine a sender whose shard was refused. Raises a transient refusal if no other log is being sent, or has to be complete."""
+        if sender.error is not None:
+            return
+        others = any(one is not sender and one.error is None for one in self._senders)
+        if isinstance(error, HubFull | QuotaExceeded) and others and not self._until_empty:
+            self._shipper.quarantine(sender, error)
+            return
+        with self._shipper.quarantining(sender):
+            raise error
 
     def _commit_now_and_then(self) -> None:
         now = system.port.monotonic()
@@ -427,7 +447,8 @@ class ShipSession(Handle):
 
     def _is_time_for_others(self) -> bool:
         """Return whether a quarantined sender is due for a retry, which takes another call."""
-        return not self._until_empty and self._shipper.is_any_due()
+        self._must_end = self._must_end or (not self._until_empty and self._shipper.is_any_due())
+        return self._must_end
 
     def _is_finished(self) -> bool:
         """Return whether all records are acknowledged, with `until_empty`."""
@@ -438,17 +459,20 @@ class ShipSession(Handle):
         if not is_idle:
             self._was_idle = False
             self._pause(self._sent_at + self._shipper.linger - system.port.monotonic())
-        else:
-            if self._was_idle:  # it may be woken for nothing, again and again
-                self._pause(self._shipper.linger)
-            self._was_idle = True
-            now = system.port.monotonic()
-            if now >= self._pinged + PING_INTERVAL:
-                self._ask()
-            if now >= self._looked + POLL:
-                self._looked = now
-                self._look_for_vanished()
-            self._waiter.sleep(self._senders, IMPATIENT_POLL if self._until_empty else POLL)
+            return
+        if self._was_idle:  # it may be woken for nothing, again and again
+            self._pause(self._shipper.linger)
+        now = system.port.monotonic()
+        if now >= self._pinged + PING_INTERVAL:
+            self._ask()
+        if now >= self._looked + self._looks_at:
+            self._looked, self._looks_at = now, min(2 * self._looks_at, LONGEST_LOOK)
+            self._look_for_vanished()
+        timeout = IMPATIENT_POLL if self._until_empty else POLL
+        if self._was_idle and not self._until_empty:  # what was acknowledged is committed
+            timeout = max(timeout, min(self._pinged + PING_INTERVAL, self._looked + self._looks_at) - now)
+        self._was_idle = True
+        self._waiter.sleep(self._senders, timeout, lambda: self._shipper.is_stopping or self._is_time_for_others())
 
     @staticmethod
     def _pause(seconds: float) -> None:
@@ -457,6 +481,7 @@ class ShipSession(Handle):
 
     def _look_for_vanished(self) -> None:
         """Look for deleted logs. A journal's cursor that has found nothing then also looks for later segments, after a repair."""
+        self._reads_all = not all(sender.log.always_has_id for sender in self._senders)
         for sender in self._senders:
             with self._shipper.quarantining(sender):
                 sender.refuse_vanished()
@@ -471,8 +496,8 @@ class _Waiter(Handle):
         self._watched: dict[int, object] = {}
         self._pause = BLIND_POLL  # seconds until the next check without inotify
 
-    def sleep(self, senders: list[LogSender], timeout: float) -> None:
-        """Wait up to `timeout` seconds; may return early, or without new records."""
+    def sleep(self, senders: list[LogSender], timeout: float, is_over: Callable[[], bool]) -> None:
+        """Wait up to `timeout` seconds; may return early, or without new records. is_over: asked now and then, ends the wait."""
         is_rung = True
         for sender in senders:
             cursor = sender.cursor
@@ -488,17 +513,25 @@ class _Waiter(Handle):
             self._pause = BLIND_POLL
             return
         if is_rung and not self._watcher.is_blind:
-            self._watcher.wait(timeout)
+            self._wait_for_events(senders, timeout, is_over)
         else:
-            self._wait_for_work(senders, timeout)
+            self._wait_for_work(senders, timeout, is_over)
 
-    def _wait_for_work(self, senders: list[LogSender], timeout: float) -> None:
+    def _wait_for_events(self, senders: list[LogSender], timeout: float, is_over: Callable[[], bool]) -> None:
+        """Wait for an event. One may be lost if a writer is killed, so the ends are checked now and then."""
+        until = system.port.monotonic() + timeout
+        while not self._watcher.wait(min(timeout, POLL)):
+            timeout = until - system.port.monotonic()
+            if timeout <= 0 or self._watcher.is_blind or is_over() or not all(sender.is_sent for sender in senders):
+                return
+
+    def _wait_for_work(self, senders: list[LogSender], timeout: float, is_over: Callable[[], bool]) -> None:
         """Wait without inotify, because the system has no watch left: check only the ends, less often the longer there are no records.
 
         A process with many shippers would use up a processor by checking everything every few milliseconds.
         """
         left = timeout
-        while left > 0 and all(sender.is_sent for sender in senders):
+        while left > 0 and not is_over() and all(sender.is_sent for sender in senders):
             system.port.sleep(min(left, self._pause))
             left -= self._pause
             self._pause = min(BLIND_GROWTH * self._pause, LONGEST_BLIND_POLL)

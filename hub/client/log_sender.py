@@ -9,7 +9,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from hub.client import hubs
-from hub.errors import Conflict, CopyUnreachable, HubError, Restored, ShardDamaged
+from hub.client.connection import LONGEST_BACKOFF, backoff
+from hub.errors import Conflict, CopyUnreachable, HubError, HubFull, QuotaExceeded, Restored, ShardDamaged
 from hub.protocol import ingest
 from hub.protocol.ingest import Put
 from hub.root import columns
@@ -42,7 +43,8 @@ LOOK_AGAIN = 1.0  # seconds between two checks whether a deleted log was recreat
 TRY_AGAIN = 10.0  # seconds until a retry after an error on this host; all senders begin a new call then
 ASK_AGAIN = 60.0  # seconds until a retry after a shard was damaged at the hub
 SETTLES = 2.0  # seconds after a call during which the hub may store what had arrived
-HEARTBEAT = 1.0  # seconds between two heartbeats of a durable reader that hasn't moved
+HEARTBEAT = 5.0  # seconds between two heartbeats of a durable reader that hasn't moved
+URGENT_HEARTBEAT = 1.0  # the same, in a log that evicts readers without progress
 PATIENCE = 1.0  # seconds to wait for a log's lock; meanwhile no other log of the shipper is sent
 RESTORED_AFTER = 10_000_000_000  # ns after a heartbeat of the durable reader during which its process may have sent records
 
@@ -69,6 +71,7 @@ class LogSender(Handle):
         self.records = 0  # sent, repeated ones counted again
         self.error: Exception | None = None  # why it is not shipped now
         self.retry_at: float | None = None  # when to retry after the error; None: never
+        self._refusals = 0  # transient ones of the hub, since its last acknowledgement
         self._name = hubs.reader_name(location)
         self._lock = threading.Lock()  # of the reader, because two threads commit
         self._reading = threading.Lock()  # what was read is known to other threads before the log can lose it
@@ -100,6 +103,7 @@ class LogSender(Handle):
             self.acked = ours or 0  # or enough hubs have those below
         start: Start = max(others, default="earliest") if self._is_moved else "earliest"
         self.reader = log.reader(self._name, start)
+        self.heartbeat = URGENT_HEARTBEAT if log.stats().reader_expiry else HEARTBEAT
         self._beat = 0.0  # when the reader last sent a heartbeat
         self._is_gone = False
         self._damaged_at: int | None = None  # where the log could not be read; it may be repaired
@@ -206,7 +210,8 @@ class LogSender(Handle):
         while self._gaps and self._gaps[0][1] <= sequence:
             first, end = self._gaps.popleft()
             self.lost += max(0, end - max(first, self.acked))
-        self.acked = max(self.acked, sequence)
+        if sequence > self.acked:
+            self.acked, self._refusals = sequence, 0
 
     @property
     def shipped(self) -> int:
@@ -252,10 +257,13 @@ class LogSender(Handle):
             if reached > self.reader.sequence:
                 with suppress(OutOfRange):  # after a power failure the hub has records that the log has lost
                     self.reader.seek(reached)
-            elif system.port.monotonic() < self._beat + HEARTBEAT:
+            elif system.port.monotonic() < self._beat + self.heartbeat:
                 return
-            self._beat = system.port.monotonic()
-            self.reader.commit()
+            self._commit()
+
+    def _commit(self) -> None:
+        self._beat = system.port.monotonic()
+        self.reader.commit()
 
     def keep_alive(self) -> None:
         """Send a heartbeat of the durable reader, so that waiting writers don't evict it; a restored log keeps its last one."""
@@ -266,7 +274,8 @@ class LogSender(Handle):
                 self.commit()
                 return
             with self._lock:
-                self.reader.commit()
+                if system.port.monotonic() >= self._beat + self.heartbeat:
+                    self._commit()
 
     # Quarantine.
 
@@ -304,6 +313,9 @@ class LogSender(Handle):
             return LOOK_AGAIN
         if isinstance(error, ShardDamaged):
             return ASK_AGAIN
+        if isinstance(error, HubFull | QuotaExceeded):
+            self._refusals += 1
+            return max(error.retry_after or LONGEST_BACKOFF, backoff(self._refusals))
         is_of_the_system = isinstance(error, OSError) and not isinstance(error, KvspoolError)
         # The path of a deleted log may hold one that is being created.
         return TRY_AGAIN if self._is_gone or is_of_the_system or isinstance(error, _PASSING) else None

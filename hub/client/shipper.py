@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from hub.client import hubs
 from hub.client.connection import SILENCE, Security
 from hub.client.copies_of_log import Copies, Degraded
-from hub.client.hub_shipper import COMMIT_INTERVAL, KEEP_ALIVE, LINGER, WINDOW, HubShipper, pulse
+from hub.client.hub_shipper import COMMIT_INTERVAL, LINGER, WINDOW, HubShipper, pulse
 from hub.client.ship_status import SenderStatus, ShipStatus, State
 from hub.protocol.ingest import BATCH_BYTES
 from kvspool.options import Isolation
@@ -88,7 +88,7 @@ class Shipper(ClosingHandle):
         shipped any more, or, with `until_empty`, when the others are done. With several hubs: once shipping to each has ended.
         """
         # With several hubs, writers may wait for what the others have stored, also when a hub has ended with an error.
-        with pulse(self.hubs, KEEP_ALIVE if self._copies is None else COMMIT_INTERVAL):
+        with pulse(self.hubs, None if self._copies is None else COMMIT_INTERVAL):
             if self._copies is None:
                 self.hubs[0].run(until_empty=until_empty)
             else:

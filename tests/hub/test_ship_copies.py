@@ -55,7 +55,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look often for what has changed without an event."""
     for name in ("hub_shipper.POLL", "hub_shipper.LOOK_AGAIN", "log_sender.LOOK_AGAIN", "log_sender.TRY_AGAIN"):
         monkeypatch.setattr(f"hub.client.{name}", 0.05)
-    monkeypatch.setattr("hub.client.hub_shipper.LONGEST_BACKOFF", 0.2)
+    monkeypatch.setattr("hub.client.connection.LONGEST_BACKOFF", 0.2)
 
 
 def locations(processes: list[HubProcess]) -> list[str]:

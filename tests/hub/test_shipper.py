@@ -27,6 +27,7 @@ from hub.client.log_sender import PATIENCE, LogSender
 from hub.client.shipper import Shipper
 from hub.errors import Conflict, Fenced, Restored, ShardDamaged, Unreachable
 from hub.protocol.ingest import Put, ResumePoint
+from hub.root import stored_shard
 from hub.root.store import GENERATIONS, Shard, Store
 from kvspool import Codec
 from kvspool.errors import LockTimeout, LogVanished, NotALog, ReaderBusy, TooLarge
@@ -360,6 +361,27 @@ def test_a_lock_that_is_held_for_too_long_stops_its_shard_until_it_is_free(root:
                 eventually(lambda: len(stored(root / "client.1.001")) == 1)
             eventually(lambda: shipper.status().behind == 0 and not shipper.status().lanes[0].error)
         assert stored(root / "client.1.000") == contents(one)
+
+
+def test_a_shard_that_is_locked_at_the_hub_holds_up_no_other(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another program that appends to it is stopped: the call continues with the other shards, and a later one takes the shard again."""
+    monkeypatch.setattr(stored_shard, "PATIENCE", 0.05)
+    with shard.create(tmp_path / "set", bits=1) as logs, HubServer(root) as server:
+        for log in logs.shards:
+            log.append(b"one")
+        ship(tmp_path / "set", server)
+        with shipping(tmp_path / "set", server.location) as shipper, kvspool.open(root / "client.1.000", format="kvj") as other:
+            with append_lock.held(other):
+                logs.shards[0].append(b"two")
+                eventually(lambda: "no lock within" in shipper.status().lanes[0].error)
+                for number in range(3):
+                    logs.shards[1].append(b"two")
+                    eventually(lambda number=number: len(stored(root / "client.1.001")) == 2 + number)
+                assert shipper.status().outages == 0
+            eventually(lambda: shipper.status().behind == 0)
+            assert shipper.status().outages == 0
+        for index, log in enumerate(logs.shards):
+            assert stored(root / f"client.1.{index:03x}") == contents(log)
 
 
 @pytest.mark.usefixtures("impatient")
