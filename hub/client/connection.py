@@ -78,7 +78,7 @@ def connect(location: str, security: Security, *, is_watched: bool = False) -> f
         raise Unreachable(f"{location}: {error}") from None
 
 
-class Channel(Handle):
+class Channel(ClosingHandle):
     """A client that is used for one call after the other, while its credentials stay the same. For one thread."""
 
     def __init__(self) -> None:
