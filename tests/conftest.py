@@ -56,7 +56,7 @@ LONG = (
     *(f"journal/test_{name}.py" for name in "archive fixed_changes journal_crash_points journal_interrupts journal_repair".split()),
     *(f"journal/test_{name}.py" for name in "journal_stress machine".split()),
     *(f"hub/test_{name}.py" for name in "http2_attacks hub_crash_points hub_disk hub_machine hub_memory hub_procedures".split()),
-    *(f"hub/test_{name}.py" for name in "many_clients network_faults page_browser".split()),
+    *(f"hub/test_{name}.py" for name in "many_clients many_shards network_faults page_browser".split()),
     *(f"queue/test_queue_{name}.py" for name in "faults opcodes".split()),
     *(f"spool/test_{name}.py" for name in "damage recovery".split()),
     "model/test_protocol.py",
@@ -64,6 +64,10 @@ LONG = (
     "tasks/test_tasks_storm.py",
 )
 LONG_NAMES = re.compile("kill|flipped")  # so are tests that kill a process again and again, or flip each bit
+# Marked as further, and left out by `tools/test --fast` only: sweeps over calls and cuts, and most of many sets of parameters.
+FURTHER_NAMES = re.compile("any_call|nth_call|any_cut|truncation|wherever|many_processes|ten_thousand|stays_small")
+MOST_SETS = 6  # of one test that are not further ones
+EACH_SET = ("test_prose.py", "test_tidy.py", "test_docs.py")  # one for each file: they take no time, and find mistakes of any change
 CHOOSES_ITS_TWIN = {"interpreted", "twin", "loops"}  # a test that has one of these fixtures takes the interpreted loops in any run
 
 
@@ -78,10 +82,22 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)  # marks select tests after it
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what is long. Leave out of the run of the interpreted twin the tests that take its loops in the other run too."""
+    """Mark long and further tests. Leave out of the run of the interpreted twin the tests that take its loops in the other run too."""
+    sets: dict[tuple[Path, str], list[pytest.Item]] = {}
     for item in items:
-        if _is_one_of(LONG, item.path) or LONG_NAMES.search(getattr(item, "originalname", item.name)):
+        name = getattr(item, "originalname", item.name)
+        sets.setdefault((item.path, name), []).append(item)
+        if _is_one_of(LONG, item.path) or LONG_NAMES.search(name):
             item.add_marker(pytest.mark.long)
+        if FURTHER_NAMES.search(name):
+            item.add_marker(pytest.mark.further)
+    for (path, _), each in sets.items():
+        if len(each) <= MOST_SETS or path.name in EACH_SET:
+            continue
+        kept = {at * (len(each) - 1) // (MOST_SETS - 1) for at in range(MOST_SETS)}  # from the first to the last, at equal distances
+        for at, item in enumerate(each):
+            if at not in kept:
+                item.add_marker(pytest.mark.further)
     if IS_SECOND_RUN:
         config.hook.pytest_deselected(items=list(filter(_chooses_its_twin, items)))
         items[:] = [item for item in items if not _chooses_its_twin(item)]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cases.case import NO_BAR, THOUSAND, Bar, Bench, Row
+from cases.case import THOUSAND, Bar, Bench, Row
+from cases.together import shared_rate, takeover_rows, takeover_time
 
 BITS, MEMBERS, COMMIT = 4, 4, 1000
 RECORDS = 2_000_000
@@ -47,19 +48,7 @@ def reader_rate(path: Path, records: int, names: Iterator[int]) -> float:
 
 def group_rate(path: Path, records: int, names: Iterator[int]) -> float:
     """Return the records per second of all members together, from the moment at which each owns its share."""
-    name = f"group-{next(names)}"
-    ready, go, done = os.pipe(), os.pipe(), os.pipe()
-    members = [forked(partial(_follow, path, name, ready[1], go[0], done[1])) for _ in range(MEMBERS)]
-    try:
-        read_bytes(ready[0], MEMBERS)
-        began = time.perf_counter()
-        os.write(go[1], b"." * MEMBERS)
-        left = records
-        while left > 0:
-            left -= COMMIT * len(os.read(done[0], 1 << 16))
-        return (records - left) / (time.perf_counter() - began)
-    finally:
-        end_all(members, *ready, *go, *done)
+    return shared_rate(partial(_follow, path, f"group-{next(names)}"), MEMBERS, records, COMMIT)
 
 
 def _follow(path: Path, name: str, ready: int, go: int, done: int) -> None:
@@ -77,11 +66,11 @@ def _follow(path: Path, name: str, ready: int, go: int, done: int) -> None:
                 count += 1
                 if count % COMMIT == 0:
                     member.commit()
-                    os.write(done, b".")
+                    os.write(done, b"\1")
             rest = count % COMMIT
             if rest:
                 member.commit()
-                os.write(done, b"." if rest >= COMMIT // 2 else b"")
+                os.write(done, b"\1" if rest >= COMMIT // 2 else b"")
                 count -= rest
 
 
@@ -91,27 +80,8 @@ def takeover(bench: Bench) -> Iterator[Row]:
 
     path = bench.folder / "log"
     kvspool.create(path, capacity="1MiB").close()
-    times = [takeover_time(path) for _ in range(bench.size(50, 2))]
-    times.sort()
-    for name, at, bar in (("median", len(times) // 2, TAKEOVER), ("99th percentile", len(times) * 99 // 100, Bar(figure=100))):
-        yield Row(f"takeover after SIGKILL, {name}", "ms", "", [(times[at] * 1e3, None)], bar if not bench.is_short else NO_BAR)
-
-
-def takeover_time(path: Path) -> float:
-    """Return the seconds until a member that waits owns the log of a killed one."""
-    ready, took = os.pipe(), os.pipe()
-    owner = forked(partial(_own, path, ready[1]))
-    read_bytes(ready[0], 1)
-    standby = forked(partial(_stand_by, path, ready[1], took[1]))
-    try:
-        read_bytes(ready[0], 1)
-        time.sleep(0.05)
-        began = time.monotonic_ns()
-        os.kill(owner, signal.SIGKILL)
-        ended = int.from_bytes(os.read(took[0], 8), "little")
-        return (ended - began) / 1e9
-    finally:
-        end_all([owner, standby], *ready, *took)
+    times = [takeover_time(partial(_own, path), partial(_stand_by, path)) for _ in range(bench.size(50, 2))]
+    yield from takeover_rows(bench, "takeover", times, TAKEOVER)
 
 
 def _own(path: Path, ready: int) -> None:
@@ -134,29 +104,3 @@ def _stand_by(path: Path, ready: int, took: int) -> None:
         os.write(ready, b".")
         for _ in member.follow():
             pass
-
-
-def forked(work: Callable[[], None]) -> int:
-    """Return the process that runs `work`."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            work()
-        finally:
-            os._exit(1)
-    return pid
-
-
-def read_bytes(fd: int, count: int) -> None:
-    """Read so many bytes of a pipe."""
-    while count > 0:
-        count -= len(os.read(fd, count))
-
-
-def end_all(processes: list[int], *descriptors: int) -> None:
-    """Kill processes, and close descriptors."""
-    for pid in processes:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-    for fd in descriptors:
-        os.close(fd)

@@ -17,8 +17,8 @@ from typing import Any
 
 from cases.case import NO_BAR, THOUSAND, VALUE, Bar, Bench, LeftOut, Row, timed
 from cases.crowd import PATIENCE, reading, received
-from cases.groups import end_all, forked, read_bytes
 from cases.sleepers import append_times
+from cases.together import shared_rate, takeover_rows, takeover_time
 from cases.wakeups import on_log
 
 BATCH, WORKERS, WAITING = 100, 4, 16
@@ -64,19 +64,7 @@ def _by_batch(worker: Any, count: int) -> None:
 
 def worked_together(path: Path, names: Iterator[int], count: int) -> float:
     """Return how many records per second four workers take and acknowledge in all."""
-    name = f"{NAME}-{next(names)}"
-    ready, go, done = os.pipe(), os.pipe(), os.pipe()
-    workers = [forked(partial(_share, path, name, ready[1], go[0], done[1])) for _ in range(WORKERS)]
-    try:
-        read_bytes(ready[0], WORKERS)
-        began = time.perf_counter()
-        os.write(go[1], b"." * WORKERS)
-        left = count
-        while left > 0:
-            left -= sum(os.read(done[0], 1 << 16))
-        return count / (time.perf_counter() - began)
-    finally:
-        end_all(workers, *ready, *go, *done)
+    return shared_rate(partial(_share, path, f"{NAME}-{next(names)}"), WORKERS, count)
 
 
 def _share(path: Path, name: str, ready: int, go: int, done: int) -> None:
@@ -258,26 +246,14 @@ def takeover(bench: Bench) -> Iterator[Row]:
 
     path = bench.folder / "log"
     with kvspool.create(path, capacity="1MiB") as log:
-        times = sorted(takeover_time(log) for _ in range(bench.size(50, 2)))
-    for name, at, bar in (("median", len(times) // 2, TAKEOVER), ("99th percentile", len(times) * 99 // 100, Bar(figure=100))):
-        yield Row(f"task's takeover after SIGKILL, {name}", "ms", "", [(times[at] * 1e3, None)], bar if not bench.is_short else NO_BAR)
+        times = [task_takeover_time(log) for _ in range(bench.size(50, 2))]
+    yield from takeover_rows(bench, "task's takeover", times, TAKEOVER)
 
 
-def takeover_time(log: Any) -> float:
+def task_takeover_time(log: Any) -> float:
     """Return the seconds until a worker that waits has the task of a killed one."""
-    ready, took = os.pipe(), os.pipe()
     log.append(VALUE)
-    holder = forked(partial(_hold, log.path, ready[1]))
-    read_bytes(ready[0], 1)
-    standby = forked(partial(_stand_by, log.path, ready[1], took[1]))
-    try:
-        read_bytes(ready[0], 1)
-        time.sleep(0.05)
-        began = time.monotonic_ns()
-        os.kill(holder, signal.SIGKILL)
-        return (int.from_bytes(os.read(took[0], 8), "little") - began) / 1e9
-    finally:
-        end_all([holder, standby], *ready, *took)
+    return takeover_time(partial(_hold, log.path), partial(_stand_by, log.path))
 
 
 def _hold(path: Path, ready: int) -> None:
