@@ -7,11 +7,11 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 from hub.server.budget import Share
 from hub.server.call import Call, Caller, Code, Resources, Status
+from hub.server.channel import Channel, TlsChannel
 from hub.server.http2 import Budgets, Http2Session, Violation
 from hub.server.limits import Limits, Peer, Reason
 from hub.server.slots import CallSlots
@@ -26,10 +26,8 @@ if TYPE_CHECKING:
     from hub.server.streams import WireStream
 
 CHUNK = 1 << 17  # bytes to be sent that are collected
-TURN = 64  # reads or writes of one connection before others have their turn
-RECORD = 1 << 14  # bytes of a TLS record
+TURN = 8  # reads or writes of one connection before others have their turn
 MOST_UNSENT_CONTROL = 1 << 16  # bytes
-_WAITS = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 logger = logging.getLogger("kvspool.hub")
 
 
@@ -41,6 +39,7 @@ class ConnectionHost(Protocol):
     pool: Executor
     slots: CallSlots
     buffer: memoryview  # for received bytes, of all connections alternately
+    encrypted: memoryview  # for those of TLS
 
     def acquaint(self, connection: WireConnection, name: str) -> None:
         """Note the name of a connection. Raises HubFull if that has too many."""
@@ -71,18 +70,15 @@ class WireConnection(Handle):
             host.memory.unsent,
             Share(max(host.memory.unsent.most // 2, 1)),
         )
-        self._unsent = memoryview(b"")
         self._is_writing = False  # the socket's buffer is full
         self._will_send = False
         self._is_handshaking = context is not None
         self._closes_when_sent: Reason | None = None
         self._is_pinged = False
-        self._socket = sock
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if context is not None:
-            self._socket = context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False, suppress_ragged_eofs=True)
-        self._fd = self._socket.fileno()
+        self._channel = Channel(sock) if context is None else TlsChannel(sock, context, host.encrypted)
+        self._fd = sock.fileno()
         self._loop.add_reader(self._fd, self._readable)
         if context is None:
             self.has_output()
@@ -111,16 +107,10 @@ class WireConnection(Handle):
 
     def _readable(self) -> None:
         try:
-            if self._is_handshaking:
-                self._shake_hands()
-            for _ in range(TURN):
-                if not self.is_open:
-                    return
+            self.peer.heard = system.port.monotonic()
+            self._is_pinged = False
+            if not self._is_handshaking or self._shake_hands():
                 self._receive()
-            if isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
-                self._loop.call_soon(self._continue)
-        except _WAITS:
-            self._check_answers()
         except Violation as error:
             self._violated(error)
         except OSError:  # TLS's errors too
@@ -134,44 +124,54 @@ class WireConnection(Handle):
             self._readable()
 
     def _receive(self) -> None:
-        """Receive bytes once. Raises what the socket raises, and Violation."""
-        target = self.session.destination()
-        if target is not None:
-            size = self._socket.recv_into(target)
-            if size:
-                self.session.arrived(size)
-        else:
-            buffer = self._host.buffer
-            size = self._socket.recv_into(buffer)
-            if size:
-                self.session.receive(buffer[:size])
-        if not size:
-            self.cut(None if self.is_ready and not self.session.streams else Reason.RESET)
-            return
-        self.peer.heard = system.port.monotonic()
-        self._is_pinged = False
+        """Receive what there is, within a turn. Raises OSError and Violation."""
+        channel, session = self._channel, self.session
+        for _ in range(TURN):
+            target = session.destination()
+            if target is not None:
+                room, size = len(target), channel.read(target)
+                if size:
+                    session.arrived(size)
+            else:
+                buffer = self._host.buffer
+                room, size = len(buffer), channel.read(buffer)
+                session.receive(buffer[:size])
+            if channel.is_ended:
+                self.cut(None if self.is_ready and not session.streams else Reason.RESET)
+            if size < room or not self.is_open:
+                break
+        if self.is_open:
+            self._look_at_channel()
 
-    def _shake_hands(self) -> None:
-        assert isinstance(self._socket, ssl.SSLSocket)
-        self.peer.heard = system.port.monotonic()
-        try:
-            self._socket.do_handshake()
-        except ssl.SSLWantWriteError:
-            self._loop.add_writer(self._fd, self._writable)
-            raise
-        self._is_handshaking = False
-        self._loop.remove_writer(self._fd)
-        if self._socket.selected_alpn_protocol() != "h2":
-            raise OSError("the client doesn't speak HTTP/2")
-        certificate = self._socket.getpeercert()
-        if certificate:
-            self.caller = Caller(self.peer.remote, identity(certificate), self._socket.getpeercert(binary_form=True) or b"")
+    def _look_at_channel(self) -> None:
+        """Continue soon with bytes that were received, and send TLS's own; cut a client that asks for answers, and doesn't read them."""
+        channel = self._channel
+        if channel.has_more:
+            self._loop.call_soon(self._continue)
+        if not channel.unsent:
+            return
+        if self._is_writing and self.session.unsent_control + max(0, channel.unsent - 2 * CHUNK) > MOST_UNSENT_CONTROL:
+            self.cut(Reason.UNSENT)
         self.has_output()
 
-    def _check_answers(self) -> None:
-        """Cut a client that asks for answers of control frames, and doesn't read them."""
-        if self._is_writing and self.session.unsent_control > MOST_UNSENT_CONTROL:
-            self.cut(Reason.UNSENT)
+    def _shake_hands(self) -> bool:
+        """Continue the handshake of TLS, and return whether it is complete. Raises OSError."""
+        channel = self._channel
+        assert isinstance(channel, TlsChannel)
+        is_complete = channel.shake_hands()
+        if channel.unsent:
+            self._loop.add_writer(self._fd, self._writable)
+        if not is_complete:
+            return False
+        self._is_handshaking = False
+        tls = channel.tls
+        if tls.selected_alpn_protocol() != "h2":
+            raise OSError("the client doesn't speak HTTP/2")
+        certificate = tls.getpeercert()
+        if certificate:
+            self.caller = Caller(self.peer.remote, identity(certificate), tls.getpeercert(binary_form=True) or b"")
+        self.has_output()
+        return True
 
     def _violated(self, error: Violation) -> None:
         logger.debug("%s port %s: %s", *self.peer.remote, error)
@@ -202,20 +202,23 @@ class WireConnection(Handle):
             return
         try:
             for _ in range(TURN):
-                if not self._unsent:
-                    self._unsent = memoryview(self.session.output(CHUNK))
-                    if not self._unsent:
-                        self._sent_all()
-                        return
-                self._unsent = self._unsent[self._socket.send(self._unsent) :]
+                if not self._channel.flush():
+                    self._wait_for_room(last)
+                    return
+                data = self.session.output(CHUNK)
+                if not data:
+                    self._sent_all()
+                    return
+                self._channel.put(data)
             self.has_output()
-        except _WAITS:
-            if not last:
-                self._is_writing = True
-                self._loop.add_writer(self._fd, self._writable)
         except OSError:
             if not last:
                 self.cut(Reason.RESET)
+
+    def _wait_for_room(self, last: bool) -> None:
+        if not last:
+            self._is_writing = True
+            self._loop.add_writer(self._fd, self._writable)
 
     def _sent_all(self) -> None:
         if self.session.is_ending and not self.session.streams and self._closes_when_sent is not None:
@@ -238,10 +241,7 @@ class WireConnection(Handle):
         self._loop.remove_reader(self._fd)
         self._loop.remove_writer(self._fd)
         self.session.close()
-        with suppress(OSError, ValueError):
-            if isinstance(self._socket, ssl.SSLSocket) and reason is None:
-                self._socket.unwrap()
-        self._socket.close()
+        self._channel.close(is_orderly=reason is None)
         self._host.left(self, reason)
 
     # Time.

@@ -31,6 +31,7 @@ import msgspec
 
 from hub.server.budget import Budget
 from hub.server.call import Code, Service, Status
+from hub.server.channel import ENCRYPTED, RECORD
 from hub.server.connections import WireConnection
 from hub.server.http2 import Budgets
 from hub.server.limits import Address, ConnectionTable, Limits, Peer, Reason
@@ -41,7 +42,6 @@ from kvspool import system
 from kvspool.errors import Closed
 from kvspool.system.handles import Handle
 
-BUFFER = 1 << 18  # bytes that are received at once
 BACKLOG = 512  # connections that the kernel queues until they are accepted
 ACCEPTED_AT_ONCE = 64  # then present connections have their turn
 RESERVE = 8  # part of the memory for clients that use little, while others use up the rest
@@ -85,7 +85,8 @@ class Listener(Handle):
         on_event: called on the event loop for each refused or cut connection; it must be quick.
         """
         self.limits = limits or Limits()
-        self.buffer = memoryview(bytearray(BUFFER))
+        self.buffer = memoryview(bytearray(RECORD))
+        self.encrypted = memoryview(bytearray(ENCRYPTED))
         self._service = service
         self._listen_at = listen
         self._context = context
