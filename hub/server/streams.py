@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+import pyarrow as pa
+
 from hub.server.budget import Budget, Grant, MemoryRequest, Share
 from hub.server.call import Code, Message, Metadata, Status
 from kvspool import system
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 HELD = (1 << 16) - 1  # bytes of a stream that may arrive without a grant: the initial window of HTTP/2
-AHEAD = 2 << 20  # bytes of credit of a stream that sends much, and of its messages that wait to be read
+AHEAD = 2 << 20  # bytes of credit of a stream that sends much
+UNREAD = 2 * AHEAD  # bytes of messages that wait to be read; from half of them on, no more credit is given ahead of a message
 MOST_WAITING = 64  # messages that wait to be read
 MUCH = 1 << 15  # bytes of a message for which a credit ahead is worth it
 UNSENT = 1 << 20  # bytes of a stream that may be unsent when a write returns
@@ -202,7 +205,7 @@ class Assembly:
 
     def _allocate(self, grant: Grant) -> None:
         self._grant = grant
-        self._buffer = memoryview(bytearray(self._size))
+        self._buffer = memoryview(pa.allocate_buffer(self._size)).cast("B")  # neither cleared nor returned to the system each time
         self.began = system.port.monotonic()
         if not self._size:
             self._complete()
@@ -216,7 +219,7 @@ class Assembly:
         self._wake()
 
     def _is_full(self) -> bool:
-        return self._unread >= AHEAD or len(self._inbox) >= MOST_WAITING
+        return self._unread >= UNREAD or len(self._inbox) >= MOST_WAITING
 
     def _proceed(self) -> None:
         self._use_held()
@@ -234,7 +237,9 @@ class Assembly:
             needed = 0
         if self._is_busy and self._ahead is None:
             self._ahead = self._connection.standing.try_grant(AHEAD, self._connection.standing_share)
-        target = needed + HELD + (0 if self._ahead is None else self._ahead.size)
+        target = needed + HELD
+        if self._ahead is not None and self._unread < UNREAD // 2:
+            target += self._ahead.size
         missing = target - self.credit - len(self._held)
         if missing >= max(MUCH, target >> 2) or (missing > 0 and self.credit < min(needed, MUCH)):
             self.credit += missing
