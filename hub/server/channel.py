@@ -55,7 +55,7 @@ class Channel(Handle):
         return True
 
     def close(self, *, is_orderly: bool) -> None:
-        """Close the socket. is_orderly: the client is told so, if that is possible at once."""
+        """Close the socket. is_orderly: also end TLS, if that is possible at once."""
         self._socket.close()
 
 
