@@ -102,9 +102,9 @@ class Channel(ClosingHandle):
 
 
 def _keep_free_memory() -> None:
-    """Let glibc keep free memory at the end of a heap, up to twice `KEPT`, once such a piece was freed.
+    """Let glibc keep up to twice `KEPT` of free memory in a heap: it does after a piece of this size was freed.
 
-    Before, it keeps 128 KiB. gRPC encrypts a batch into new memory, and each time the kernel would clear it: a fifth of a client's time.
+    Otherwise it keeps 128 KiB. gRPC encrypts each batch into new memory, which the kernel would clear: a fifth of a client's time.
     """
     bytes(KEPT)
 

@@ -14,8 +14,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-import pyarrow as pa
-
 from hub.server.budget import Budget, Grant, MemoryRequest, Share
 from hub.server.call import Code, Message, Metadata, Status
 from kvspool import system
@@ -205,7 +203,7 @@ class Assembly:
 
     def _allocate(self, grant: Grant) -> None:
         self._grant = grant
-        self._buffer = memoryview(pa.allocate_buffer(self._size)).cast("B")  # neither cleared nor returned to the system each time
+        self._buffer = memoryview(bytearray(self._size))
         self.began = system.port.monotonic()
         if not self._size:
             self._complete()
