@@ -13,8 +13,8 @@ from contextlib import suppress
 from kvspool.system.handles import Handle
 
 RECORD = 1 << 14  # bytes of a TLS record, at most
-ENCRYPTED = 1 << 17  # bytes that are received at once of a large message
-FEW = RECORD + 512  # the same, otherwise: OpenSSL's memory for a connection stays as large as it once was
+ENCRYPTED = 1 << 16  # bytes that are received at once of a large message
+FEW = 1 << 12  # the same, otherwise: the memory of a connection for them stays as large as it once was
 MOST_RECORDS = 64  # that are decrypted before others have their turn
 
 

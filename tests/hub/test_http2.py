@@ -35,7 +35,7 @@ from hub.server.budget import Budget
 from hub.server.call import Status
 from hub.server.http2 import Budgets, Http2Session, Violation
 from hub.server.limits import Limits, Reason
-from hub.server.streams import AHEAD, HELD, OVERHEAD, WireStream
+from hub.server.streams import AHEAD, HELD, OVERHEAD, UNREAD, WireStream
 
 Work = Callable[[FrameClient], None]
 
@@ -192,6 +192,30 @@ def test_a_stream_that_is_not_read_gets_no_more_credit_than_ahead() -> None:
             assert sent < 2 * AHEAD, "no back-pressure"
         assert session.received.used <= AHEAD + len(one) + OVERHEAD
         session.close()
+
+    asyncio.run(run())
+
+
+def test_large_messages_of_a_slow_handler_arrive_in_their_own_memory_up_to_a_limit() -> None:
+    async def run() -> None:
+        host = Host()
+        session = session_of(host)
+        session.receive(memoryview(CALL))
+        inward = host.begun[0].inward
+        reading = asyncio.ensure_future(host.begun[0].read())
+        await asyncio.sleep(0)
+        one = message(bytes(1_900_000))
+        sent = 0
+        while inward.credit > 0 and sent < 20 * len(one):
+            at = sent % len(one)
+            piece = one[at : at + min(len(one) - at, inward.credit, 100_000)]
+            session.receive(memoryview(frame(DATA, 0, 1, piece)))
+            sent += len(piece)
+        assert inward.completed == 3, "the third one is not copied when it is its turn"
+        assert sent <= UNREAD + AHEAD + len(one), "no back-pressure"
+        reading.cancel()
+        session.close()
+        assert session.received.used == 0
 
     asyncio.run(run())
 
