@@ -92,7 +92,7 @@ class TlsChannel(Channel):
         self.has_more = False
         for _ in range(MOST_RECORDS):
             try:
-                size = self.tls.read(room - filled, target[filled:])  # type: ignore[arg-type]
+                size: int = self.tls.read(room - filled, target[filled:])  # type: ignore[assignment]  # a number, with a buffer
             except ssl.SSLWantReadError:
                 if is_drained:
                     return filled
@@ -124,7 +124,7 @@ class TlsChannel(Channel):
     def put(self, data: bytearray) -> None:
         view = memoryview(data)
         while view:
-            view = view[self.tls.write(view) :]  # type: ignore[arg-type]
+            view = view[self.tls.write(view) :]
 
     def flush(self) -> bool:
         while super().flush():
