@@ -18,7 +18,7 @@ FEW = 1 << 12  # the same, otherwise: the memory of a connection for them stays 
 MOST_RECORDS = 64  # that are decrypted before others have their turn
 
 
-class Channel(Handle):
+class ByteChannel(Handle):
     """A socket without encryption."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -59,7 +59,7 @@ class Channel(Handle):
         self._socket.close()
 
 
-class TlsChannel(Channel):
+class TlsChannel(ByteChannel):
     """A socket with TLS; `shake_hands` comes first. encrypted: a buffer for received bytes, which other channels use alternately."""
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext, encrypted: memoryview) -> None:
@@ -85,7 +85,7 @@ class TlsChannel(Channel):
                 self.flush()
 
     def read(self, target: memoryview) -> int:
-        """Do as `Channel.read`; a large target is filled by many records."""
+        """Do as `ByteChannel.read`; a large target is filled by many records."""
         room = len(target)
         most = ENCRYPTED if room > RECORD else FEW
         filled, is_drained = 0, False

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from hub.server.budget import Share
 from hub.server.call import Call, Caller, Code, Resources, Status
-from hub.server.channel import Channel, TlsChannel
+from hub.server.channel import ByteChannel, TlsChannel
 from hub.server.http2 import Budgets, Http2Session, Violation
 from hub.server.limits import Limits, Peer, Reason
 from hub.server.slots import CallSlots
@@ -77,7 +77,7 @@ class WireConnection(Handle):
         self._is_pinged = False
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._channel = Channel(sock) if context is None else TlsChannel(sock, context, host.encrypted)
+        self._channel = ByteChannel(sock) if context is None else TlsChannel(sock, context, host.encrypted)
         self._fd = sock.fileno()
         self._loop.add_reader(self._fd, self._readable)
         if context is None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import trustme
 
-from hub.server.channel import ENCRYPTED, RECORD, Channel, TlsChannel
+from hub.server.channel import ENCRYPTED, RECORD, ByteChannel, TlsChannel
 from hub.server.tls import server_context
 
 AUTHORITY = trustme.CA()
@@ -72,7 +72,7 @@ def connected(ends: tuple[socket.socket, socket.socket]) -> tuple[Client, TlsCha
     return client, channel
 
 
-def read(channel: Channel, size: int) -> bytes:
+def read(channel: ByteChannel, size: int) -> bytes:
     """Return what one read returns, with room for `size` bytes."""
     target = memoryview(bytearray(size))
     return bytes(target[: channel.read(target)])
@@ -167,7 +167,7 @@ def test_what_the_socket_does_not_take_is_sent_later(
 
 
 def test_a_channel_without_tls_reads_sends_and_ends(ends: tuple[socket.socket, socket.socket]) -> None:
-    channel = Channel(ends[1])
+    channel = ByteChannel(ends[1])
     assert read(channel, 10) == b"" and not channel.is_ended
     ends[0].sendall(b"hello")
     assert read(channel, 10) == b"hello"
