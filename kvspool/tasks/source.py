@@ -182,6 +182,8 @@ class TaskSource(Handle):
             result = self._wait(method)
         if self.window.must_ring:
             self.file.ring()
+        if self.window.must_call:
+            self.window.call_one()
         return result
 
     def _wait(self, method: Callable[[], int]) -> int:
@@ -490,6 +492,15 @@ class TaskSource(Handle):
         self._keep_after = now + min(KEEP_MOST, max(KEEP_LEAST, KEEP_SHARE * (now - began)))
 
     # Sleeping.
+
+    def stand_watch(self) -> int:
+        """Become a worker that watches, and return WATCHES; or return the value for `rest`. Raises LockTimeout."""
+        return self.call(self.window.stand_watch)
+
+    def end_watch(self) -> None:
+        """Let another waiting worker watch: this one has a task, or no longer waits. If the lock is busy for long, others notice later."""
+        with suppress(Closed, LockTimeout):
+            self.call(self.window.end_watch)
 
     def watch(self, watcher: Watcher) -> None:
         """Let a watcher wake when there may be a task."""
