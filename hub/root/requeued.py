@@ -1,4 +1,4 @@
-"""Records that were put back on a task list of a hub root: they are in a log of their own, which its workers share as one more shard.
+"""Records that were put back on a task list of a hub root. They are in a log of their own, which its workers share as one more shard.
 
 Each shard of a root has one writer, the hub, and the sequences of its client's log. So no other record can be appended to it. The log is
 next to the positions of the durable reader with the list's name. It keeps records until they are acknowledged.

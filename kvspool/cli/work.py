@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kvspool.cli import options, output, plugins, progress
-from kvspool.cli.keeper import Keeper
+from kvspool.cli.command_keeper import CommandKeeper
 from kvspool.cli.options import BadInput
 from kvspool.errors import Closed, LeaseLost
 from kvspool.system.handles import Handle
@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
             order=arguments.order,
             dead_letters=arguments.dead_letters,
         ) as worker:
-            keeper = Keeper()
+            keeper = CommandKeeper()
             try:
                 return _Pool(worker, arguments, keeper).run()
             finally:
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
 class _Pool(Handle):
     """The threads, each with one command at a time."""
 
-    def __init__(self, worker: TaskWorker, arguments: argparse.Namespace, keeper: Keeper) -> None:
+    def __init__(self, worker: TaskWorker, arguments: argparse.Namespace, keeper: CommandKeeper) -> None:
         self._worker = worker
         self._keeper = keeper
         self._arguments = arguments

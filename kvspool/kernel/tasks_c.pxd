@@ -7,14 +7,14 @@ cimport kvspool.kernel.machine as native
 from kvspool.kernel.lock_c cimport AppendLock
 
 cdef Py_ssize_t LOCK, DIRTY, LOW, NEXT, READY_FROM, DUE, LEASES, ASKED, GROUP, CHANGES, SYNCED, ERROR, SAFE, BOOT, BURIED_FROM, BURYING
-cdef Py_ssize_t WORKERS, KEPT, REPEATED, DEAD, WATCHERS, BELL
+cdef Py_ssize_t WORKERS, KEPT, REPEATED, DEAD, WATCHERS, CALLS
 cdef Py_ssize_t WORDS
 cdef uint64_t FREE, READY, DELAYED, TAKEN, HELD, DONE, DYING
 cdef uint64_t STATE, OWNERS, COUNTS, SERIALS, LAPS, HALF_LAPS, NONE
 cdef int OWNER_AT, COUNT_AT, SERIAL_AT, LAP_AT
 cdef Py_ssize_t MARK, UNTIL, BUCKET, AFTER, PLAIN_STRIDE, ORDERED_STRIDE
 cdef int64_t BUSY, LOST, MOVED, WATCHES
-cdef uint64_t PATIENCE, BELL_BITS
+cdef uint64_t CALL_BITS
 
 
 # Not final: it has a method of its base.
@@ -88,18 +88,18 @@ cdef class TaskSlots(group.Progress):
 
 cdef class TaskWaiters(TaskSlots):
     @cython.locals(clock=uint64_t, place=int)
-    cpdef int64_t stand_watch(self) except? -9
-    cdef int place_for(self, uint64_t clock) noexcept
+    cpdef int64_t stand_watch(self, uint64_t patience) except? -9
+    cdef int place_for(self, uint64_t clock, uint64_t patience) noexcept
     @cython.locals(since=uint64_t)
-    cdef bint is_free(self, int place, uint64_t clock) noexcept
+    cdef bint is_free(self, int place, uint64_t clock, uint64_t patience) noexcept
     @cython.locals(clock=uint64_t)
-    cpdef int64_t end_watch(self) except? -9
+    cpdef int64_t end_watch(self, uint64_t patience) except? -9
     @cython.locals(place=int)
     cdef int free_place(self, uint64_t owner) except -1
-    cdef int ring_bell(self) except -1
+    cdef int note_call(self) except -1
     cpdef int call_one(self) except -1
     cpdef int call_all(self) except -1
-    cpdef int rest(self, uint64_t bell, int64_t ns) except -1
+    cpdef int rest(self, uint64_t calls, int64_t ns) except -1
 
 
 cdef class TaskWindow(TaskWaiters):

@@ -55,7 +55,7 @@ KEPT = 21  # the position of the durable reader, as last stored
 REPEATED = 22  # how often a task was given that had been given before, as far as known here
 DEAD = 23  # number of tasks whose records were moved to the dead-letter log, as far as known here
 WATCHERS = 24  # two pairs of words: the number of a worker that watches, and when it said so, ns of the monotonic clock
-BELL = 28  # changes when a place of WATCHERS becomes free; workers that rest sleep on its low half (a futex)
+CALLS = 28  # changes when a place of WATCHERS becomes free; workers that rest sleep on its low half (a futex)
 WORDS = 64
 
 FREE, READY, DELAYED, TAKEN, HELD, DONE, DYING = 0, 1, 2, 3, 4, 5, 6

@@ -87,7 +87,7 @@ class ListWords(NamedTuple):
     watched: Annotated[int, "Q", "when it said so last, ns of the monotonic clock"]
     watcher_2: Annotated[int, "Q", "a second such worker; 0: none"]
     watched_2: Annotated[int, "Q", "when it said so last"]
-    bell: Annotated[int, "Q", "changes when a watcher stops; the other waiting workers sleep on its low half (a futex)"]
+    calls: Annotated[int, "Q", "changes when a watcher stops; the other waiting workers sleep on its low half (a futex)"]
     reserved: Annotated[bytes, "280s", "zeros"]
 
 
@@ -108,9 +108,9 @@ assert [LIST.offset(name) // 8 for name in "lock dirty low next ready_from due l
     *(tasks.LOCK, tasks.DIRTY, tasks.LOW, tasks.NEXT, tasks.READY_FROM, tasks.DUE, tasks.LEASES, tasks.ASKED),
     *(tasks.CHANGES, tasks.SYNCED, tasks.ERROR, tasks.SAFE, tasks.BOOT),
 ]
-assert [LIST.offset(name) // 8 for name in "buried_from burying workers kept repeated dead watcher watcher_2 bell".split()] == [
+assert [LIST.offset(name) // 8 for name in "buried_from burying workers kept repeated dead watcher watcher_2 calls".split()] == [
     *(tasks.BURIED_FROM, tasks.BURYING, tasks.WORKERS, tasks.KEPT, tasks.REPEATED, tasks.DEAD),
-    *(tasks.WATCHERS, tasks.WATCHERS + 2, tasks.BELL),
+    *(tasks.WATCHERS, tasks.WATCHERS + 2, tasks.CALLS),
 ]
 assert [LIST.offset(name) // 8 - tasks.GROUP for name in "flushes came began goal".split()] == [
     *(groups.FLUSHES, groups.CAME, groups.BEGAN, groups.GOAL)

@@ -220,7 +220,7 @@ class TaskWorker(ClosingHandle):
             if self._home is not None:
                 self._home.end_watch()
 
-    def rest(self, bell: int, seconds: float) -> None:
+    def rest(self, calls: int, seconds: float) -> None:
         """Sleep until another worker stops watching, up to `seconds`; before that, store positions."""
         with self._guard:
             home = self._home
@@ -228,7 +228,7 @@ class TaskWorker(ClosingHandle):
                 source.keep()
                 source.refuse_vanished()
         if home is not None:
-            home.window.rest(bell, round(seconds * 1e9))
+            home.window.rest(calls, round(seconds * 1e9))
 
     def rouse(self) -> None:
         """Wake the threads that rest here: an iteration was closed."""
@@ -389,20 +389,20 @@ class TaskReading(TurnReading, Iterator[Any]):
 
     def _sleep(self, left: float) -> None:
         self._has_waited = True
-        bell = WATCHES if self._is_armed else self._ready(self._worker.stand_watch, WATCHES)
-        if bell != WATCHES:
-            self._rest(bell, left)
+        calls = WATCHES if self._is_armed else self._ready(self._worker.stand_watch, WATCHES)
+        if calls != WATCHES:
+            self._rest(calls, left)
             return
         longest = self._ready(self._prepared, 0.0)
         watcher = self._watcher
         if longest > 0 and watcher is not None and not self._is_closed:
             self._note(watcher, watcher.wait(min(left, longest)))
 
-    def _rest(self, bell: int, left: float) -> None:
+    def _rest(self, calls: int, left: float) -> None:
         self._rests = True
         try:
             if not self._is_closed:
-                self._ready(lambda: self._worker.rest(bell, left), None)
+                self._ready(lambda: self._worker.rest(calls, left), None)
         finally:
             self._rests = False
 

@@ -18,6 +18,7 @@ from task_logs import create
 import kvspool
 from kvspool.errors import Closed
 from kvspool.kernel import tasks_py as words
+from kvspool.tasks.source import PATIENCE as PATIENCE_NS
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 PATIENCE = 30.0
@@ -102,11 +103,11 @@ def test_a_place_that_is_not_renewed_is_taken(log: Any) -> None:
     log.append_many([b"a", b"b", b"c"])
     workers = [log.tasks("t") for _ in range(3)]
     windows = [one._sources[0].window for one in workers]
-    assert [window.stand_watch() == words.WATCHES for window in windows] == [True, True, False]
+    assert [window.stand_watch(PATIENCE_NS) == words.WATCHES for window in windows] == [True, True, False]
     windows[2].set_word(FIRST + 1, 1)  # as if it had been renewed long ago
-    assert windows[2].stand_watch() == words.WATCHES
+    assert windows[2].stand_watch(PATIENCE_NS) == words.WATCHES
     windows[2].set_word(SECOND + 1, words.NONE)  # as after a restart of the machine
-    assert windows[0].stand_watch() == words.WATCHES
+    assert windows[0].stand_watch(PATIENCE_NS) == words.WATCHES
     assert (windows[0].word(FIRST), windows[0].word(SECOND)) == (windows[2].owner, windows[0].owner)
     for one in workers:
         one.close()

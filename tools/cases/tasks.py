@@ -213,7 +213,7 @@ def waited(bench: Bench) -> Iterator[Row]:
     number, count = bench.size(WAITING, 2), bench.size(250, 5)
 
     def of(options: dict[str, Any], target: Callable[..., None]) -> float:
-        with kvspool.create(bench.folder / f"bell-{next(names)}", **options) as log, ExitStack() as stack:
+        with kvspool.create(bench.folder / f"calls-{next(names)}", **options) as log, ExitStack() as stack:
             connections = [stack.enter_context(reading(target, count, log.path, {})) for _ in range(number)]
             for connection in connections:
                 received(connection)

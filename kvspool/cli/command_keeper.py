@@ -33,7 +33,7 @@ for pid, fd in found.items():
 """
 
 
-class Keeper(Handle):
+class CommandKeeper(Handle):
     """The process, as seen from `kvspool work`. Threads may share it. If it is killed itself, commands may outlive `kvspool work`."""
 
     def __init__(self) -> None:
