@@ -143,6 +143,8 @@ def test_a_killed_work_takes_its_commands_along(tmp_path: Path) -> None:
         files = [tmp_path / "ids-0", tmp_path / "ids-1"]
         while not all(one.exists() and one.read_text().endswith("\n") for one in files):
             assert process.poll() is None
+        while noted(process.pid) < 2:
+            assert process.poll() is None
         process.kill()
         process.wait()
         deadline = time.monotonic() + 30
@@ -151,6 +153,19 @@ def test_a_killed_work_takes_its_commands_along(tmp_path: Path) -> None:
             time.sleep(0.01)
         with log.tasks("t") as worker:
             assert sorted(task.deliveries for _ in range(2) for task in worker.take(1)) == [2, 2]
+
+
+def noted(pid: int) -> int:
+    """Return how many commands the other process of a `kvspool work` knows: it has a descriptor for each."""
+    children = [int(one) for file in Path(f"/proc/{pid}/task").glob("*/children") for one in file.read_text().split()]
+    count = 0
+    for child in children:
+        try:
+            names = [os.readlink(file) for file in Path(f"/proc/{child}/fd").iterdir()]
+        except FileNotFoundError:
+            continue
+        count += names.count("anon_inode:[pidfd]")
+    return count
 
 
 def is_running(pid: int) -> bool:
