@@ -70,7 +70,7 @@ def database(address: str) -> Iterator[Any]:
 
 def test_each_effect_in_postgresql_happens_once_whenever_a_worker_is_killed(address: str, database: Any, tmp_path: Path) -> None:
     source = example("### In PostgreSQL").replace("worker.follow()", "worker.follow(timeout=0)")
-    source = source.replace('"sums")', '"sums", max_deliveries=None)')
+    source = source.replace('"sums")', '"sums", max_deliveries=None)').replace('"dbname=shop"', "address")
     with kvspool.create(tmp_path / "log") as log:
         log.append_many([b"%d" % at for at in range(10)])
         lost = source.replace("        task.ack()\n", "        pass\n")
