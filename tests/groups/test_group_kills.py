@@ -100,7 +100,7 @@ def _has_ended(pid: int) -> bool:
 @pytest.mark.parametrize("place", ["call", "opcode"])
 def test_a_member_that_is_killed_at_any_place_loses_no_record_and_no_order(tmp_path: Path, kind: str, place: str) -> None:
     kills = 0
-    for nth in some(range(1, 4000), 97) if place == "call" else some(range(1, 200_000), 3989):
+    for nth in some(range(1, 4000), 37) if place == "call" else some(range(1, 200_000), 3989):
         subject = Subject(tmp_path / f"log{nth}", kind)
         subject.append(RECORDS)
         arm = (lambda nth=nth: system.replaced(Ending(nth, signal.SIGKILL))) if place == "call" else (lambda nth=nth: Fuse(nth))
@@ -113,7 +113,7 @@ def test_a_member_that_is_killed_at_any_place_loses_no_record_and_no_order(tmp_p
 @pytest.mark.parametrize("kind", ["spool", "hub"])
 def test_a_full_disk_at_any_system_call_loses_no_record_and_no_order(tmp_path: Path, kind: str) -> None:
     """From some call on the disk is full. The member ends with a typed error or the system's, and another one handles the rest."""
-    for nth in some(range(1, 2000), 5):
+    for nth in some(range(1, 2000), 17):
         subject = Subject(tmp_path / f"log{nth}", kind)
         subject.append(RECORDS)
         theirs: list[tuple[bytes, int, int]] = []
