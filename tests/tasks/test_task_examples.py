@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.applications import Starlette
 
 import kvspool
 from kvspool.tasks import layout
@@ -83,7 +82,7 @@ def test_the_web_application_consumes_in_its_event_loop(tmp_path: Path, monkeypa
 
     async def application() -> None:
         with kvspool.create("events") as log:
-            web = Starlette(lifespan=names["lifespan"])  # FastAPI's class is one of its kind
+            web = pytest.importorskip("starlette.applications").Starlette(lifespan=names["lifespan"])  # FastAPI's class is one of its kind
             async with web.router.lifespan_context(web):
                 log.append("mail")
                 for _ in range(200):
