@@ -28,7 +28,7 @@ STEMS = {
 PARTS = {  # of a module: further sources, each one after those that it imports
     "frames": ("ring", "reader", "batch", "end", "writer", "single", "scanner"),
     "merge": ("following",),
-    "tasks": ("taking",),
+    "tasks": ("waiting", "taking"),
 }
 
 

@@ -44,7 +44,8 @@ ON_BOTH_TWINS = (
     *(f"test_{name}.py" for name in "closing forks hazards keyed locks pool seek_time wakeups".split()),
 )
 ONCE = (
-    *(f"tasks/test_{name}.py" for name in "dead_letters shared_tasks task_commands task_examples tasks_storm".split()),
+    *(f"tasks/test_{name}.py" for name in "dead_letters shared_tasks tasks_storm".split()),
+    *(f"tasks/test_task_{name}.py" for name in "commands examples postgresql waiting".split()),
     *(f"processes/test_{name}.py" for name in "crash_points file_images producers_storm".split()),
     *(f"shard/test_{name}.py" for name in "descriptors journals route shard_cli shard_producers".split()),
     *(f"spool/test_{name}.py" for name in "checkpoints epochs format making spool_files rates repair resize restored salvage".split()),

@@ -77,12 +77,35 @@ class MemberStatus(msgspec.Struct, frozen=True, kw_only=True):
     shards: int
 
 
+class TaskWorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker of a task list: its process, since when, and how many tasks it has."""
+
+    process: str
+    joined: int
+    tasks: int
+
+
+class TaskListStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A task list, with the sums of its shards."""
+
+    workers: list[TaskWorkerStatus]
+    given: int  # tasks that a worker has
+    waiting: int  # all other records that are not acknowledged
+    delayed: int  # those of them that were given back, until a later time
+    retried: int  # deliveries of tasks that had been given before, since the list was created
+    dead: int  # records that became dead letters, since the list was created
+    window: int  # tasks
+    used: int  # tasks of the window
+    waits_for: list[str]  # why workers wait although there are records, or the list can't be read
+
+
 class ReaderStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A durable reader of the hub."""
 
     name: str
     lag: int  # uncommitted records
     members: list[MemberStatus] = []  # of a group of processes on this host
+    tasks: TaskListStatus | None = None  # of the task list with this name
 
 
 class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from hub.client_ids import check_client
-from hub.root import positions, tasks
+from hub.root import positions, requeued, tasks
 from hub.root.following import FollowingRoot
 from hub.root.groups import HubShare
 from hub.root.groups import listing as group_listing
@@ -34,7 +34,7 @@ from hub.root.records import HubRecord
 from hub.root.shards import OpenCursor
 from kvspool import LogStats, Record, system
 from kvspool.engine.iteration import Iterations
-from kvspool.errors import Closed, KvspoolError, LogExists, LogNotFound, NoSuchReader, NotALog, Unsupported
+from kvspool.errors import Closed, KvspoolError, LogExists, LogNotFound, NoSuchReader, NotALog
 from kvspool.groups.files import SUFFIX
 from kvspool.groups.layout import MOST_SHARDS
 from kvspool.groups.stats import GroupStats
@@ -42,6 +42,7 @@ from kvspool.options import TIMEOUT, Isolation, OnGap
 from kvspool.spool.format import CONTROL_FILE
 from kvspool.system import disk
 from kvspool.system.handles import close_all
+from kvspool.tasks.dead import path_beside
 from kvspool.tasks.layout import Wanted
 from kvspool.tasks.stats import TaskStats
 from shard import ShardSet, TooFewDescriptors, descriptors, route
@@ -313,7 +314,8 @@ class HubRoot(MergedLogs[Key, HubRecord, datetime]):
 
     def requeue(self, name: str, dead_letters: Any = None) -> int:
         self._check_open()
-        raise Unsupported("hub root", "requeue", "append the records at their client, or to its shards, which `client` opens")
+        tasks.refuse_no_list(self.path, name)
+        return requeued.requeue(self.path, name, path_beside(self.path, name) if dead_letters is None else Path(dead_letters))
 
     def _task_path(self) -> Path:
         return self.path

@@ -2,7 +2,7 @@
 
 The files of a list are in a directory next to the positions of the durable reader with its name. There is one for each shard, with the name
 of the shard's directory. Workers hold that reader's lock together, so it can't be open at the same time. They store its positions for
-retention.
+retention. Records that were put back are in one more shard; see `requeued`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from hub.root import lease, positions
+import kvspool
+from hub.root import lease, positions, requeued
 from hub.root.lease import ReaderLease
 from hub.root.positions import Key
 from hub.root.reader import place_of
@@ -62,6 +63,7 @@ class HubSources(Handle):
         self._lease: ReaderLease | None = None
         self._directory = directory_of(root.path, name)
         self._kept = _Kept(self._path, self._directory)
+        self._requeued: Any = None  # the open log of records that were put back
 
     def open(self, worker: TaskWorker) -> list[TaskSource]:
         """Take the reader's name, together with other workers, and return a source for each shard. Raises ReaderBusy."""
@@ -93,7 +95,7 @@ class HubSources(Handle):
 
     def renewed(self, worker: TaskWorker, sources: list[TaskSource]) -> list[TaskSource]:
         """Return the sources with those of new shards, and without those of removed ones, which are closed."""
-        paths = dict(self._root.shard_paths())
+        paths = dict(self._root.shard_paths()) | requeued.found(self._root.path, self._name)
         known = {one.shard: one for one in sources}
         gone = [one for key, one in known.items() if key not in paths or one.log.has_vanished()]
         for one in gone:
@@ -113,6 +115,10 @@ class HubSources(Handle):
 
     def _opened(self, worker: TaskWorker, key: Key, path: Path, wanted: Wanted) -> Iterator[TaskSource]:
         """Yield the source of a shard; nothing while it can't be read."""
+        if key == requeued.KEY:
+            self._requeued = kvspool.open(path)
+            yield requeued.source(self._requeued, worker, wanted)
+            return
         try:
             log = self._root.open_log(key, path, may_be_gone=True)
         except UNREADABLE:
@@ -129,8 +135,10 @@ class HubSources(Handle):
     def close(self) -> None:
         """Release the reader's name."""
         taken, self._lease = self._lease, None
-        if taken is not None:
-            taken.close()
+        log, self._requeued = self._requeued, None
+        for one in (taken, log):
+            if one is not None:
+                one.close()
 
 
 class _Kept:
@@ -205,7 +213,7 @@ class _ShardKeeper:
 
 
 def listing(root: Path, name: str | None = None) -> list[TaskStats]:
-    """Return the state of each task list in each shard."""
+    """Return the state of each task list in each shard, and in the log of records that were put back."""
     directory = positions.directory_of(root)
     names = [one.removesuffix(SUFFIX) for one in _names(directory) if one.endswith(SUFFIX)]
     found = []
@@ -213,6 +221,7 @@ def listing(root: Path, name: str | None = None) -> list[TaskStats]:
         if name in (None, one):
             place = directory / f"{one}{SUFFIX}"
             found += [look(place / file, file.removesuffix(SUFFIX)) for file in sorted(_names(place)) if file.endswith(SUFFIX)]
+            found.append(requeued.state(root, one))
     return [one for one in found if one is not None]
 
 
@@ -222,11 +231,18 @@ def refuse_task_name(root: Path, name: str) -> None:
         raise ReaderBusy(f"{name!r} is a task list of {root}: use tasks({name!r}), or delete it with delete_tasks")
 
 
-def delete(root: Path, name: str) -> None:
-    """Delete the files of a task list. Raises NoSuchReader; ReaderBusy while it has workers, or is open as a reader."""
-    directory = directory_of(root, name)
-    if system.port.look_up(directory) is None:
+def refuse_no_list(root: Path, name: str) -> None:
+    """Raise NoSuchReader if there is no task list of that name."""
+    if system.port.look_up(directory_of(root, name)) is None:
         raise NoSuchReader(f"{root} has no task list {name!r}")
+
+
+def delete(root: Path, name: str) -> None:
+    """Delete the files of a task list, and records that were put back. Raises NoSuchReader; ReaderBusy while it has workers, or is open as
+    a reader.
+    """
+    directory = directory_of(root, name)
+    refuse_no_list(root, name)
     taken = ReaderLease(positions.path_of(root, name).with_suffix(lease.SUFFIX), name)
     try:
         for file in _names(directory):
@@ -235,6 +251,7 @@ def delete(root: Path, name: str) -> None:
         for file in _names(directory):
             with suppress(FileNotFoundError):
                 system.port.remove(directory / file)
+        requeued.delete(root, name)
         system.port.remove_directory(directory)
         disk.flush_directory(directory.parent, done=f"the task list {name!r} was deleted")
     finally:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from hub.protocol.status import MemberStatus, ReaderStatus
-from hub.root import positions
+from hub.protocol.status import MemberStatus, ReaderStatus, TaskListStatus, TaskWorkerStatus
+from hub.root import positions, requeued, tasks
 from hub.root.holds import RetentionHolds
 from hub.root.store import ShardSizes
 from kvspool import system
 from kvspool.groups.files import SUFFIX
 from kvspool.groups.stats import look
+from kvspool.tasks.stats import TaskStats, workers_of
 from shard import route
 
 INTERVAL = 10.0  # seconds between two checks
@@ -44,12 +45,42 @@ class LagMonitor:
                     if place is not None or not owner:
                         lags[name] += max(0, one.next - max(one.first, 0 if place is None else place.sequence))
         keys = {route.directory_name(client, _bits(found), index): (client, index) for client, found in sizes.items() for index in found}
-        self.statuses = [ReaderStatus(name=name, lag=lag, members=self._members(name, keys)) for name, lag in lags.items()]
+        self.statuses = [self._status(name, lag, keys, sizes) for name, lag in lags.items()]
+
+    def _status(self, name: str, lag: int, keys: dict[str, positions.Key], sizes: dict[str, dict[int, ShardSizes]]) -> ReaderStatus:
+        states = tasks.listing(self._root, name)
+        if not states:
+            return ReaderStatus(name=name, lag=lag, members=self._members(name, keys))
+        found = _task_list(states, _unread(states, keys, sizes) + requeued.unread(self._root, name, states))
+        return ReaderStatus(name=name, lag=found.given + found.waiting, tasks=found)
 
     def _members(self, name: str, shards: dict[str, positions.Key]) -> list[MemberStatus]:
         """Return the members of the group with a reader's name; none of a damaged one, which `kvspool group` reports."""
         found = look(positions.path_of(self._root, name).with_suffix(SUFFIX), shards)
         return [MemberStatus(process=one.process, joined=one.joined, shards=len(one.shards)) for one in found.members] if found else []
+
+
+def _unread(states: list[TaskStats], keys: dict[str, positions.Key], sizes: dict[str, dict[int, ShardSizes]]) -> int:
+    """Return the number of records that no worker of a task list was given."""
+    reached = {one.shard: one.next for one in states}
+    ends = ((sizes[client][index], reached.get(name, 0)) for name, (client, index) in keys.items())
+    return sum(max(0, one.next - max(one.first, at)) for one, at in ends)
+
+
+def _task_list(states: list[TaskStats], unread: int) -> TaskListStatus:
+    """Return the state of a task list, given that in each shard."""
+    workers = [TaskWorkerStatus(process=one.process, joined=one.joined, tasks=one.tasks) for one in workers_of(states)]
+    return TaskListStatus(
+        workers=workers,
+        given=sum(one.taken + one.dying for one in states),
+        waiting=unread + sum(one.ready + one.delayed + one.held for one in states),
+        delayed=sum(one.delayed for one in states),
+        retried=sum(one.repeated for one in states),
+        dead=sum(one.dead for one in states),
+        window=sum(one.window for one in states),
+        used=sum(one.next - one.low for one in states),
+        waits_for=[f"{one.shard}: {one.waits_for or one.problem}" for one in states if one.waits_for or one.problem],
+    )
 
 
 def _bits(shards: dict[int, ShardSizes]) -> int:

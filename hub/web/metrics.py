@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from hub.protocol.status import ClientStatus, HubStatus, PipelineStatus
+from hub.protocol.status import ClientStatus, HubStatus, PipelineStatus, TaskListStatus
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MOST_CLIENTS = 1000  # with their own series
@@ -38,6 +38,18 @@ CLIENT_GAUGES: tuple[tuple[str, str, Figure], ...] = (
     ("last_seen_timestamp_seconds", "When the client last sent anything, in seconds since 1970.", lambda client: client.last_seen / NS),
 )
 
+TASK_GAUGES: tuple[tuple[str, str, Callable[[TaskListStatus], float]], ...] = (
+    ("workers", "Workers of the task list.", lambda one: len(one.workers)),
+    ("given", "Tasks that a worker has.", lambda one: one.given),
+    ("waiting", "Records that no worker has, and that are not acknowledged.", lambda one: one.waiting),
+    ("delayed", "Tasks that were given back until a later time.", lambda one: one.delayed),
+    ("window", "Most tasks from the lowest one that is not acknowledged to the highest one that was given out.", lambda one: one.window),
+    ("window_used", "Tasks from the lowest one that is not acknowledged to the highest one that was given out.", lambda one: one.used),
+)
+TASK_COUNTERS: tuple[tuple[str, str, Callable[[TaskListStatus], float]], ...] = (
+    ("retried", "Deliveries of tasks that had been given before, since the list was created.", lambda one: one.retried),
+    ("dead", "Records that became dead letters, since the list was created.", lambda one: one.dead),
+)
 PIPELINE_GAUGES: tuple[tuple[str, str, Callable[[PipelineStatus], float]], ...] = (
     ("up", "1 if the pipeline runs and sends updates, 0 otherwise.", lambda one: one.state in ("starting", "running")),
     ("failed", "1 if the pipeline ended with an error, 0 otherwise.", lambda one: one.state == "failed"),
@@ -126,6 +138,13 @@ class HubCollector(Collector):
             if reader.members:
                 members.add_metric([reader.name], len(reader.members))
         yield members
+        lists = [(one.name, one.tasks) for one in self._status.readers[:MOST_READERS] if one.tasks is not None]
+        for kind, figures in ((GaugeMetricFamily, TASK_GAUGES), (CounterMetricFamily, TASK_COUNTERS)):
+            for name, text, figure in figures:
+                family = kind(f"kvspool_hub_tasks_{name}", text, labels=["tasks"])
+                for one, state in lists:
+                    family.add_metric([one], float(figure(state)))
+                yield family
 
     def _pipelines(self) -> Iterator[Metric]:
         found = sorted({one.name: one for one in self._status.pipelines}.items())[:MOST_PIPELINES]

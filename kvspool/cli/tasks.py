@@ -13,7 +13,7 @@ from kvspool.cli import options, output, plugins
 from kvspool.cli.options import BadInput
 from kvspool.cli.stats import when
 from kvspool.errors import NoSuchReader
-from kvspool.tasks.stats import TaskStats, TaskWorkerStats
+from kvspool.tasks.stats import TaskStats, TaskWorkerStats, workers_of
 from kvspool.tasks.verb import HasTasks
 
 if TYPE_CHECKING:
@@ -35,17 +35,22 @@ EXAMPLES = """\
 
 
 class ListReport(msgspec.Struct, frozen=True):
-    """A task list, with the sums of all shards; see `kvspool.tasks.stats.TaskStats`. dead: dead letters that were not put back."""
+    """A task list, with the sums of all shards; see `kvspool.tasks.stats.TaskStats`. dead: dead letters that were not put back.
+
+    used: tasks of the window from the lowest one that is not acknowledged to the highest one that was given out.
+    """
 
     name: str
     order: str | None
     window: int
+    used: int
     shards: int
     taken: int
     delayed: int
     ready: int
     held: int
     dying: int
+    repeated: int
     dead: int
     workers: list[TaskWorkerStats]
     waits_for: list[str]
@@ -108,29 +113,23 @@ def _reports(log: HasTasks, states: Iterable[TaskStats]) -> list[ListReport]:
 
 
 def _report(log: HasTasks, name: str, shards: list[TaskStats]) -> ListReport:
-    workers: dict[tuple[int, str], TaskWorkerStats] = {}
-    for worker in (worker for one in shards for worker in one.workers):
-        before = workers.get((worker.pid, worker.process))
-        workers[worker.pid, worker.process] = worker if before is None or len(shards) == 1 else _sum(before, worker)
     return ListReport(
         name=name,
         order=shards[0].order,
         window=sum(one.window for one in shards),
+        used=sum(one.next - one.low for one in shards),
         shards=len(shards),
         taken=sum(one.taken for one in shards),
         delayed=sum(one.delayed for one in shards),
         ready=sum(one.ready for one in shards),
         held=sum(one.held for one in shards),
         dying=sum(one.dying for one in shards),
+        repeated=sum(one.repeated for one in shards),
         dead=len(log.dead_letters(name)),
-        workers=list(workers.values()) if len(shards) > 1 else shards[0].workers,
+        workers=workers_of(shards),
         waits_for=[_placed(one, one.waits_for) for one in shards if one.waits_for],
         problems=[_placed(one, one.problem) for one in shards if one.problem],
     )
-
-
-def _sum(one: TaskWorkerStats, other: TaskWorkerStats) -> TaskWorkerStats:
-    return msgspec.structs.replace(one, joined=min(one.joined, other.joined), tasks=one.tasks + other.tasks)
 
 
 def _placed(one: TaskStats, words: str) -> str:
@@ -140,7 +139,8 @@ def _placed(one: TaskStats, words: str) -> str:
 def _print(one: ListReport) -> None:
     counts = f"{one.taken:,} with {len(one.workers)} workers, {one.ready:,} given back, {one.delayed:,} delayed"
     order = f", {one.held:,} after others with the same key" if one.order else ""
-    print(output.escape(f"{one.name}: {counts}{order}, {one.dead:,} dead letters; window of {one.window:,}, {one.shards} shards"))
+    window = f"{one.used:,} of the window of {one.window:,} used, {one.shards} shards"
+    print(output.escape(f"{one.name}: {counts}{order}, {one.repeated:,} repeated, {one.dead:,} dead letters; {window}"))
     for words in (*one.waits_for, *one.problems):
         print(output.escape(words))
     if one.workers:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kvspool.cli import options, output, plugins, progress
+from kvspool.cli.command_keeper import CommandKeeper
 from kvspool.cli.options import BadInput
 from kvspool.errors import Closed, LeaseLost
 from kvspool.system.handles import Handle
@@ -26,7 +27,8 @@ DESCRIPTION = """\
 Run a command for each record that a task list gives out: the value is on standard input; KVSPOOL_KEY, KVSPOOL_SEQUENCE, KVSPOOL_SHARD
 and KVSPOOL_DELIVERIES are in the environment. Exit code 0 acknowledges the record, anything else is a retry. After --max-deliveries
 attempts the record becomes a dead letter, with the last lines that the command wrote to standard error. Ctrl-C ends it once the running
-commands have ended; a second one ends these, too. Several processes, also of `kvspool work`, share the list of one NAME."""
+commands have ended; a second one ends these, too. If it is killed, its running commands are killed, with all processes of their process
+groups. Several processes, also of `kvspool work`, share the list of one NAME."""
 EXAMPLES = """\
   kvspool work events thumbnails --workers 4 -- ./render
   kvspool work events mails --timeout 10 -- sh -c 'mail -s "Order $KVSPOOL_KEY" sales'
@@ -67,14 +69,19 @@ def run(arguments: argparse.Namespace) -> int:
             order=arguments.order,
             dead_letters=arguments.dead_letters,
         ) as worker:
-            return _Pool(worker, arguments).run()
+            keeper = CommandKeeper()
+            try:
+                return _Pool(worker, arguments, keeper).run()
+            finally:
+                keeper.close()
 
 
 class _Pool(Handle):
     """The threads, each with one command at a time."""
 
-    def __init__(self, worker: TaskWorker, arguments: argparse.Namespace) -> None:
+    def __init__(self, worker: TaskWorker, arguments: argparse.Namespace, keeper: CommandKeeper) -> None:
         self._worker = worker
+        self._keeper = keeper
         self._arguments = arguments
         self._counts: Counter[str] = Counter()
         self._running: set[subprocess.Popen[bytes]] = set()
@@ -161,10 +168,12 @@ class _Pool(Handle):
             start_new_session=True,  # Ctrl-C must not end it
         )
         self._running.add(process)
+        self._keeper.began(process.pid)
         try:
             _, errors = process.communicate(task.value)
         finally:
             self._running.discard(process)
+            self._keeper.ended(process.pid)
         if errors:
             sys.stderr.buffer.write(errors)
             sys.stderr.flush()

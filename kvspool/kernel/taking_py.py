@@ -15,6 +15,7 @@ from kvspool.kernel.tasks_py import (
     CHANGES,
     COUNT_AT,
     COUNTS,
+    DEAD,
     DELAYED,
     DONE,
     DUE,
@@ -31,15 +32,16 @@ from kvspool.kernel.tasks_py import (
     OWNERS,
     READY,
     READY_FROM,
+    REPEATED,
     SERIAL_AT,
     STATE,
     TAKEN,
     UNTIL,
-    TaskSlots,
 )
+from kvspool.kernel.waiting_py import TaskWaiters
 
 
-class TaskWindow(TaskSlots):
+class TaskWindow(TaskWaiters):
     """One worker's access to a window; see `TaskSlots`."""
 
     # Giving tasks out.
@@ -85,6 +87,7 @@ class TaskWindow(TaskSlots):
                     count += 1
             sequence += 1
         native.store(words, READY_FROM, sequence if sequence < after else NONE)
+        native.store(words, REPEATED, native.load(words, REPEATED) + count)
         return count
 
     def take_new(self, most: int, end: int, until: int, sequences: list[int], marks: list[int]) -> int:
@@ -353,6 +356,7 @@ class TaskWindow(TaskSlots):
             mark = self.mark_of(sequence)
             if self.age(sequence, mark) == 0 and mark & STATE == DYING:
                 self.finish_one(sequence, mark)
+                native.store(self.words, DEAD, native.load(self.words, DEAD) + 1)
             return self.leave(0)
         finally:
             self.end()
@@ -374,6 +378,7 @@ class TaskWindow(TaskSlots):
                     self.make_ready(sequence, mark)
                     count += 1
                 sequence += 1
+            self.free_place(owner)
             return self.leave(count)
         finally:
             self.end()

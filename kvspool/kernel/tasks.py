@@ -10,6 +10,6 @@ from kvspool.kernel.twins import choose
 if TYPE_CHECKING:
     from kvspool.kernel.taking_py import TaskWindow
 
-PARTS = ("taking",)
+PARTS = ("waiting", "taking")
 __all__ = ["TaskWindow"]
 choose(globals(), __all__, frames.TWIN, PARTS)

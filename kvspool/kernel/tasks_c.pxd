@@ -7,13 +7,14 @@ cimport kvspool.kernel.machine as native
 from kvspool.kernel.lock_c cimport AppendLock
 
 cdef Py_ssize_t LOCK, DIRTY, LOW, NEXT, READY_FROM, DUE, LEASES, ASKED, GROUP, CHANGES, SYNCED, ERROR, SAFE, BOOT, BURIED_FROM, BURYING
-cdef Py_ssize_t WORKERS, KEPT
+cdef Py_ssize_t WORKERS, KEPT, REPEATED, DEAD, WATCHERS, CALLS
 cdef Py_ssize_t WORDS
 cdef uint64_t FREE, READY, DELAYED, TAKEN, HELD, DONE, DYING
 cdef uint64_t STATE, OWNERS, COUNTS, SERIALS, LAPS, HALF_LAPS, NONE
 cdef int OWNER_AT, COUNT_AT, SERIAL_AT, LAP_AT
 cdef Py_ssize_t MARK, UNTIL, BUCKET, AFTER, PLAIN_STRIDE, ORDERED_STRIDE
-cdef int64_t BUSY, LOST, MOVED
+cdef int64_t BUSY, LOST, MOVED, WATCHES
+cdef uint64_t CALL_BITS
 
 
 # Not final: it has a method of its base.
@@ -30,6 +31,7 @@ cdef class TaskSlots(group.Progress):
     cdef readonly bint is_open
     cdef bint has_news
     cdef public bint must_ring
+    cdef public bint must_call
     cdef public list ahead
     cdef public uint64_t ahead_first
     cdef public int64_t tick_after
@@ -45,6 +47,7 @@ cdef class TaskSlots(group.Progress):
     cdef uint64_t change(self, uint64_t sequence, uint64_t mark, uint64_t state, uint64_t owner) noexcept
     @cython.locals(lap=uint64_t)
     cdef void blank(self, uint64_t sequence) noexcept
+    cdef int check_open(self) except -1
     cdef bint begin(self) except -1
     cdef int64_t leave(self, int64_t result) noexcept
     cdef int end(self) except -1
@@ -83,7 +86,23 @@ cdef class TaskSlots(group.Progress):
     cpdef int close(self) except -1
 
 
-cdef class TaskWindow(TaskSlots):
+cdef class TaskWaiters(TaskSlots):
+    @cython.locals(clock=uint64_t, place=int)
+    cpdef int64_t stand_watch(self, uint64_t patience) except? -9
+    cdef int place_for(self, uint64_t clock, uint64_t patience) noexcept
+    @cython.locals(since=uint64_t)
+    cdef bint is_free(self, int place, uint64_t clock, uint64_t patience) noexcept
+    @cython.locals(clock=uint64_t)
+    cpdef int64_t end_watch(self, uint64_t patience) except? -9
+    @cython.locals(place=int)
+    cdef int free_place(self, uint64_t owner) except -1
+    cdef int note_call(self) except -1
+    cpdef int call_one(self) except -1
+    cpdef int call_all(self) except -1
+    cpdef int rest(self, uint64_t calls, int64_t ns) except -1
+
+
+cdef class TaskWindow(TaskWaiters):
     @cython.locals(words="uint64_t *", until=uint64_t, count=int64_t)
     cpdef int64_t take(self, int64_t most, uint64_t end, int64_t lease, list sequences, list marks) except? -9
     @cython.locals(ahead=list, first=uint64_t, clock=int64_t, sequence=uint64_t, mark=uint64_t)

@@ -52,6 +52,10 @@ BURIED_FROM = 18  # end of the dead-letter log before the last record was moved 
 BURYING = 19  # sequence + 1 of the record that is being moved there; 0: none
 WORKERS = 20  # the highest number that a worker had
 KEPT = 21  # the position of the durable reader, as last stored
+REPEATED = 22  # how often a task was given that had been given before, as far as known here
+DEAD = 23  # number of tasks whose records were moved to the dead-letter log, as far as known here
+WATCHERS = 24  # two pairs of words: the number of a worker that watches, and when it said so, ns of the monotonic clock
+CALLS = 28  # changes when a place of WATCHERS becomes free; workers that rest sleep on its low half (a futex)
 WORDS = 64
 
 FREE, READY, DELAYED, TAKEN, HELD, DONE, DYING = 0, 1, 2, 3, 4, 5, 6
@@ -72,6 +76,7 @@ PLAIN_STRIDE, ORDERED_STRIDE = 2, 4
 BUSY = -1  # another process has the lock
 LOST = -2  # the task is no longer this worker's
 MOVED = -3  # NEXT is elsewhere
+WATCHES = -4  # the worker has a place of WATCHERS
 
 
 class TaskSlots(group.Progress):
@@ -98,6 +103,7 @@ class TaskSlots(group.Progress):
         self.is_open = True
         self.has_news = False  # the last call made a task available to others, or made room
         self.must_ring = False  # and others sleep
+        self.must_call = False  # a place of WATCHERS is free
         self.ahead: list[Any] = []  # records with consecutive sequences, read ahead
         self.ahead_first = 0  # sequence of the first one
         self.tick_after = 0  # time of the monotonic clock, ns, from which the caller has other work
@@ -144,10 +150,14 @@ class TaskSlots(group.Progress):
 
     # The lock, and derived words.
 
-    def begin(self) -> bool:
-        """Take the lock, and derive the words if the last owner was killed; return False if another process has it. Raises Closed."""
+    def check_open(self) -> None:
+        """Raise Closed after `close`."""
         if not self.is_open:
             raise Closed("this worker was closed; open another one")
+
+    def begin(self) -> bool:
+        """Take the lock, and derive the words if the last owner was killed; return False if another process has it. Raises Closed."""
+        self.check_open()
         if not self.lock.take(self):
             return False
         self.has_news = False
@@ -341,16 +351,14 @@ class TaskSlots(group.Progress):
 
     def look(self, sequence: int) -> int:
         """Return whether the first `sequence` changes are on disk; see `group_py`. Raises Closed."""
-        if not self.is_open:
-            raise Closed("this worker was closed; open another one")
+        self.check_open()
         if native.load(self.words, ERROR) != 0:
             return group.FAILED
         return group.DONE if native.load(self.words, SYNCED) >= sequence else group.WAITS
 
     def word(self, at: int) -> int:
         """Return a word of the list. Raises Closed."""
-        if not self.is_open:
-            raise Closed("this worker was closed; open another one")
+        self.check_open()
         return native.load(self.words, at)
 
     def counts(self) -> list[int]:
@@ -364,16 +372,14 @@ class TaskSlots(group.Progress):
 
     def state_of(self, sequence: int) -> int:
         """Return the state of a task; DONE if its slot has a later lap, FREE if an earlier one. Raises Closed."""
-        if not self.is_open:
-            raise Closed("this worker was closed; open another one")
+        self.check_open()
         mark = self.mark_of(sequence)
         age = self.age(sequence, mark)
         return DONE if age > 0 else FREE if age < 0 else mark & STATE
 
     def set_word(self, at: int, value: int) -> None:
         """Store a word of the list that the lock doesn't protect. Raises Closed."""
-        if not self.is_open:
-            raise Closed("this worker was closed; open another one")
+        self.check_open()
         native.store(self.words, at, value)
 
     def ask(self) -> None:

@@ -81,7 +81,14 @@ class ListWords(NamedTuple):
     burying: Annotated[int, "Q", "sequence + 1 of the record that is being moved there; 0: none"]
     workers: Annotated[int, "Q", "the highest number that a worker had"]
     kept: Annotated[int, "Q", "the position of the durable reader, as last stored by a worker"]
-    reserved: Annotated[bytes, "336s", "zeros"]
+    repeated: Annotated[int, "Q", "approximate number of deliveries of tasks that had been given before"]
+    dead: Annotated[int, "Q", "approximate number of tasks whose records were moved to the dead-letter log"]
+    watcher: Annotated[int, "Q", "number of a worker that waits, and watches the log; 0: none"]
+    watched: Annotated[int, "Q", "when it said so last, ns of the monotonic clock"]
+    watcher_2: Annotated[int, "Q", "a second such worker; 0: none"]
+    watched_2: Annotated[int, "Q", "when it said so last"]
+    calls: Annotated[int, "Q", "changes when a watcher stops; the other waiting workers sleep on its low half (a futex)"]
+    reserved: Annotated[bytes, "280s", "zeros"]
 
 
 class SlotWords(NamedTuple):
@@ -101,8 +108,9 @@ assert [LIST.offset(name) // 8 for name in "lock dirty low next ready_from due l
     *(tasks.LOCK, tasks.DIRTY, tasks.LOW, tasks.NEXT, tasks.READY_FROM, tasks.DUE, tasks.LEASES, tasks.ASKED),
     *(tasks.CHANGES, tasks.SYNCED, tasks.ERROR, tasks.SAFE, tasks.BOOT),
 ]
-assert [LIST.offset(name) // 8 for name in "buried_from burying workers kept".split()] == [
-    *(tasks.BURIED_FROM, tasks.BURYING, tasks.WORKERS, tasks.KEPT)
+assert [LIST.offset(name) // 8 for name in "buried_from burying workers kept repeated dead watcher watcher_2 calls".split()] == [
+    *(tasks.BURIED_FROM, tasks.BURYING, tasks.WORKERS, tasks.KEPT, tasks.REPEATED, tasks.DEAD),
+    *(tasks.WATCHERS, tasks.WATCHERS + 2, tasks.CALLS),
 ]
 assert [LIST.offset(name) // 8 - tasks.GROUP for name in "flushes came began goal".split()] == [
     *(groups.FLUSHES, groups.CAME, groups.BEGAN, groups.GOAL)

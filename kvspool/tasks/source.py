@@ -40,6 +40,7 @@ MOST_KEPT = 8192  # records that were admitted and are kept for later, with an o
 KEEP_LEAST, KEEP_MOST = 0.01, 1.0  # seconds between two stores of the durable reader's position
 KEEP_SHARE = 20  # at least so many times the time that a store takes
 WORKERS = "workers"  # key of the watches for other workers
+PATIENCE = 1_500_000_000  # ns; a worker that watches renews its place every half second, and loses it after this time
 REAP_AFTER = 0.005  # seconds between two checks whether a worker has ended, while tasks follow each other
 
 
@@ -182,6 +183,8 @@ class TaskSource(Handle):
             result = self._wait(method)
         if self.window.must_ring:
             self.file.ring()
+        if self.window.must_call:
+            self.window.call_one()
         return result
 
     def _wait(self, method: Callable[[], int]) -> int:
@@ -490,6 +493,15 @@ class TaskSource(Handle):
         self._keep_after = now + min(KEEP_MOST, max(KEEP_LEAST, KEEP_SHARE * (now - began)))
 
     # Sleeping.
+
+    def stand_watch(self) -> int:
+        """Become a worker that watches, and return WATCHES; or return the value for `rest`. Raises LockTimeout."""
+        return self.call(lambda: self.window.stand_watch(PATIENCE))
+
+    def end_watch(self) -> None:
+        """Let another waiting worker watch: this one has a task, or no longer waits. If the lock is busy for long, others notice later."""
+        with suppress(Closed, LockTimeout):
+            self.call(lambda: self.window.end_watch(PATIENCE))
 
     def watch(self, watcher: Watcher) -> None:
         """Let a watcher wake when there may be a task."""

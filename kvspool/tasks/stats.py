@@ -34,8 +34,9 @@ class TaskStats(msgspec.Struct, frozen=True):
     shard: as text, of a shard set or a hub root. order: "key" or None. window: its size. low: the lowest sequence that is not acknowledged.
     next: the first sequence that was given to no worker; with an order, that was not admitted. taken, delayed, ready, held, dying: tasks
     with a worker; given back with a delay that has not passed; given back, for any worker; after another one with the same key; on the
-    way to the dead letters. waits_for: why workers wait although there are records; empty if they don't. problem: why the list can't be
-    read.
+    way to the dead letters. repeated: deliveries of tasks that had been given before; dead: records that became dead letters; both since
+    the list was created, and approximate after crashes. waits_for: why workers wait although there are records; empty if they don't.
+    problem: why the list can't be read.
     """
 
     name: str
@@ -49,9 +50,23 @@ class TaskStats(msgspec.Struct, frozen=True):
     ready: int
     held: int
     dying: int
+    repeated: int
+    dead: int
     workers: list[TaskWorkerStats]
     waits_for: str
     problem: str = ""
+
+
+def workers_of(shards: list[TaskStats]) -> list[TaskWorkerStats]:
+    """Return the workers of a list, given the state in each shard. Those of one process in several shards count as one."""
+    if len(shards) == 1:
+        return shards[0].workers
+    found: dict[tuple[int, str], TaskWorkerStats] = {}
+    for one in (worker for shard in shards for worker in shard.workers):
+        before = found.get((one.pid, one.process), msgspec.structs.replace(one, tasks=0))
+        joined, tasks = min(before.joined, one.joined), before.tasks + one.tasks
+        found[one.pid, one.process] = msgspec.structs.replace(one, joined=joined, tasks=tasks)
+    return list(found.values())
 
 
 def task_files(directory: Path) -> list[Path]:
@@ -79,7 +94,7 @@ def look(path: Path, shard: str = "") -> TaskStats | None:
     except FileNotFoundError:
         return None
     except (Corruption, UnknownVersion) as error:
-        return TaskStats(path.name.removesuffix(SUFFIX), shard, None, 0, 0, 0, 0, 0, 0, 0, 0, [], "", str(error))
+        return TaskStats(path.name.removesuffix(SUFFIX), shard, None, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, [], "", str(error))
     counts = window.counts()
     low, after = window.word(words.LOW), window.word(words.NEXT)
     reason = _reason(window, header.window, low, after, {number: one.process for number, one in workers.items()})
@@ -95,6 +110,8 @@ def look(path: Path, shard: str = "") -> TaskStats | None:
         counts[words.READY],
         counts[words.HELD],
         counts[words.DYING],
+        window.word(words.REPEATED),
+        window.word(words.DEAD),
         list(workers.values()),
         reason,
     )

@@ -69,8 +69,10 @@ class HasTasks(ABC):
     def requeue(self, name: str, dead_letters: Any = None) -> int:
         """Append the records of the dead letters of a task list to the log again, and return how many. Each is put back once.
 
-        dead_letters: path of their log, as in `tasks`. In logs without producers a crash may put one record back twice. Raises Unsupported
-        for a hub root, ReaderBusy while another process does the same, and the errors of `append`.
+        dead_letters: path of their log, as in `tasks`. In a hub root they are appended to a log of the task list, which its workers share
+        as the shard (".requeued", 0), because only clients append to other shards. In logs without producers a crash may put one record
+        back twice. Raises ReaderBusy while another process does the same, NoSuchReader for a hub root without such a list, and the errors
+        of `append`.
         """
         return put_back(self, path_beside(self._task_path(), name) if dead_letters is None else Path(dead_letters), name)
 

@@ -6,21 +6,25 @@ A worker notices others in its own calls: while it waits, and at least every 5 m
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol, TypeVar
 
 from kvspool import system
 from kvspool.engine.iteration import AsyncTurnReading, Iterations, TurnReading, check, check_timeout
 from kvspool.engine.wakeups import BLIND_POLL, POLL, Watcher
 from kvspool.errors import Closed, GapError, Reentered
 from kvspool.gap import Gap
+from kvspool.kernel.tasks_py import WATCHES
+from kvspool.kernel.wakeups_py import OVERFLOW
 from kvspool.options import OnGap
 from kvspool.system import forks
 from kvspool.system.handles import ClosingHandle
 from kvspool.tasks.dead import DeadLetters
+from kvspool.tasks.files import CLOSED
 from kvspool.tasks.source import WORKERS, TaskSource, lost_error
 from kvspool.tasks.task import Task
 
+R = TypeVar("R")
 SOON, SOON_TIMES = 0.002, 10  # seconds, and number, of the sleeps after an event: a process that ends frees its byte a moment later
 
 
@@ -46,7 +50,9 @@ class TaskWorker(ClosingHandle):
     It survives a fork: the child is another worker. Tasks from before the fork are the parent's; in the child their calls raise LeaseLost.
     """
 
-    HELPERS = frozenset(("end", "forked", "hurry", "idle", "lease_ns", "poll", "quick", "refuse_closed"))
+    HELPERS = frozenset(
+        ("arm", "end", "end_watch", "forked", "hurry", "lease_ns", "longest_sleep", "poll", "quick", "refuse_closed", "rest", "rouse")
+    ) | {"stand_watch", "watched"}
 
     def __init__(self, name: str, sources: Sources, lease_ns: int, max_deliveries: int | None, dead_letters: DeadLetters) -> None:
         self.name = name
@@ -58,11 +64,11 @@ class TaskWorker(ClosingHandle):
         self._is_inside = False
         self._is_closed = False
         self._iterations = Iterations()
-        self._watched: object = None
         self._turn = 0  # of the source that is asked first
         self._look_after = 0.0
         self._sources: list[TaskSource] | None = None
         self._only: TaskSource | None = None  # the source, if there is only one
+        self._home: TaskSource | None = None  # with the places of workers that watch: the same one for all that know the same shards
         self._use(sources.open(self))
         forks.register(self)
 
@@ -199,30 +205,63 @@ class TaskWorker(ClosingHandle):
         for source in self._sources or ():
             source.hurry()
 
-    def idle(self, watcher: Watcher | None) -> tuple[Watcher, float]:
-        """Before a sleep: store positions, and ask to be woken. Return the watcher, and the longest time in seconds; 0: try again first."""
+    # Sleeping. Two of a list's waiting workers watch its files; see `kernel.waiting_py`. The places are those of one source's window.
+
+    def stand_watch(self) -> int:
+        """Become a worker that watches, and return WATCHES; or return the value for `rest`: two others watch."""
         with self._guard:
-            sources = self._sources
-            if sources is None:
-                sources = self._reopened()
-            watched = tuple((id(source), id(source.watched)) for source in sources)
-            if watcher is None or self._watched != watched:
-                if watcher is not None:
-                    watcher.close()
+            if self._sources is None:
+                self._reopened()
+            return WATCHES if self._home is None else self._home.stand_watch()
+
+    def end_watch(self) -> None:
+        """Let another waiting worker watch."""
+        with self._guard:
+            if self._home is not None:
+                self._home.end_watch()
+
+    def rest(self, calls: int, seconds: float) -> None:
+        """Sleep until another worker stops watching, up to `seconds`; before that, store positions."""
+        with self._guard:
+            home = self._home
+            for source in self._sources or ():
+                source.keep()
+                source.refuse_vanished()
+        if home is not None:
+            home.window.rest(calls, round(seconds * 1e9))
+
+    def rouse(self) -> None:
+        """Wake the threads that rest here: an iteration was closed."""
+        home = self._home
+        if home is not None:
+            home.window.call_all()
+
+    def watched(self) -> tuple[Any, ...]:
+        """Return what a watcher has to watch: the sources, and the files of their logs. They may change."""
+        with self._guard:
+            sources = self._reopened() if self._sources is None else self._sources
+            return tuple((id(source), id(source.watched)) for source in sources)
+
+    def arm(self, watcher: Watcher | None) -> Watcher:
+        """Before a sleep: store positions, and ask to be woken. Return the watcher; a new one for None. Check for tasks after this."""
+        with self._guard:
+            sources = self._reopened() if self._sources is None else self._sources
+            if watcher is None:
                 watcher = Watcher()
                 self._opening.watch(watcher)
                 for source in sources:
                     source.watch(watcher)
-                self._watched = watched
-                for source in sources:
-                    source.ask()
-                return watcher, 0.0
-            longest = min((source.longest_sleep for source in sources), default=POLL)
+                self.hurry()  # a worker may have ended before the watch
             for source in sources:
                 source.keep()
                 source.refuse_vanished()
                 source.ask()
-            return watcher, min(longest, BLIND_POLL) if watcher.is_blind else longest
+            return watcher
+
+    def longest_sleep(self, watcher: Watcher) -> float:
+        """Return the longest time, in seconds, until there may be a task without an event."""
+        longest = min((source.longest_sleep for source in self._sources or ()), default=POLL)
+        return min(longest, BLIND_POLL) if watcher.is_blind else longest
 
     # Open and closed.
 
@@ -242,6 +281,9 @@ class TaskWorker(ClosingHandle):
         return self._use(self._opening.open(self))
 
     def _use(self, sources: list[TaskSource]) -> list[TaskSource]:
+        before, self._home = self._home, min(sources, key=lambda one: one.file.path, default=None)
+        if before is not None and before is not self._home:
+            before.end_watch()
         self._sources = sources
         self._only = sources[0] if len(sources) == 1 else None
         return sources
@@ -250,7 +292,7 @@ class TaskWorker(ClosingHandle):
         """In a forked child: the sources are the parent's."""
         self._guard = threading.RLock()
         self._is_inside = False
-        sources, self._sources, self._only = self._sources, None, None
+        sources, self._sources, self._only, self._home = self._sources, None, None, None
         for source in sources or ():
             source.forked()
         self._iterations.end("this iteration belongs to the parent process; follow the worker again in this one")
@@ -265,7 +307,7 @@ class TaskWorker(ClosingHandle):
             self.end(self._closed_words())
         finally:
             with self._guard:
-                sources, self._sources, self._only = self._sources, [], None
+                sources, self._sources, self._only, self._home = self._sources, [], None, None
                 try:
                     for source in sources or ():
                         source.leave()
@@ -296,82 +338,121 @@ class TaskReading(TurnReading, Iterator[Any]):
         self._on_gap = on_gap
         self._timeout = check_timeout(timeout)
         self._watcher: Watcher | None = None
+        self._watched: object = None  # by the watcher
+        self._has_waited = False  # since the last item: it may have a place of the workers that watch, or have been called to take one
+        self._is_armed = False  # it has asked to be woken, and no check for a task has found one since
+        self._rests = False
         self._soon = 0  # short sleeps that are left
 
     def __next__(self) -> Any:
         worker = self._worker
         deadline = None
-        while self._left != 0:
-            try:
-                item = worker.quick()
-                if item is not None:
+        try:
+            while self._left != 0:
+                try:
+                    item = worker.quick()
+                    if item is not None:
+                        if self._left > 0:
+                            self._left -= 1
+                        return item
+                    items = worker.poll(1)
+                except Exception:
+                    if self._why:  # another thread has closed the worker meanwhile
+                        raise Closed(self._why) from None
+                    raise
+                if not items:
+                    now = system.port.monotonic()
+                    if deadline is None and self._timeout is not None:
+                        deadline = now + self._timeout
+                    left = POLL if deadline is None else min(POLL, deadline - now)
+                    if left <= 0:
+                        break
+                    self._sleep(left)
+                    continue
+                item = items[0]
+                if item.__class__ is not Gap:
                     if self._left > 0:
                         self._left -= 1
                     return item
-                items = worker.poll(1)
-            except Exception:
-                if self._why:  # another thread has closed the worker meanwhile
-                    raise Closed(self._why) from None
-                raise
-            if not items:
-                now = system.port.monotonic()
-                if deadline is None and self._timeout is not None:
-                    deadline = now + self._timeout
-                left = POLL if deadline is None else min(POLL, deadline - now)
-                if left <= 0:
-                    break
-                self._sleep(left)
-                continue
-            item = items[0]
-            if item.__class__ is not Gap:
-                if self._left > 0:
-                    self._left -= 1
-                return item
-            self.missed += item.count
-            if self._on_gap == "raise":
-                raise GapError(item)
-            if self._on_gap == "yield":
-                return item
+                self.missed += item.count
+                if self._on_gap == "raise":
+                    raise GapError(item)
+                if self._on_gap == "yield":
+                    return item
+        finally:
+            if self._has_waited:
+                self._has_waited = self._is_armed = False
+                worker.end_watch()
         if self._why:
             raise Closed(self._why)
         raise StopIteration
 
     def _sleep(self, left: float) -> None:
-        longest = self._prepared()
+        self._has_waited = True
+        calls = WATCHES if self._is_armed else self._ready(self._worker.stand_watch, WATCHES)
+        if calls != WATCHES:
+            self._rest(calls, left)
+            return
+        longest = self._ready(self._prepared, 0.0)
         watcher = self._watcher
         if longest > 0 and watcher is not None and not self._is_closed:
-            self._note(watcher.wait(min(left, longest)))
+            self._note(watcher, watcher.wait(min(left, longest)))
+
+    def _rest(self, calls: int, left: float) -> None:
+        self._rests = True
+        try:
+            if not self._is_closed:
+                self._ready(lambda: self._worker.rest(calls, left), None)
+        finally:
+            self._rests = False
 
     async def sleep(self, left: float) -> None:
-        """Sleep in a task of the event loop until there may be a task of the list."""
+        """Sleep in a task of the event loop until there may be a task of the list. It watches without a place."""
         longest = self._prepared()
         watcher = self._watcher
         if longest > 0 and watcher is not None and not self._is_closed:
             await watcher.sleep(min(left, longest))
-            self._note(watcher.wait(0.0))
+            self._note(watcher, watcher.wait(0.0))
 
-    def _prepared(self) -> float:
-        """Return the longest time to sleep, in seconds; 0: try again first."""
+    def _ready(self, method: Callable[[], R], closed: R) -> R:
+        """Return the result of a method of the worker; `closed` if another thread closes the worker meanwhile."""
         try:
-            self._watcher, longest = self._worker.idle(self._watcher)
+            return method()
         except Exception:
             if self._why:
-                return 0.0
+                return closed
             raise
-        if self._is_closed:
-            self.release()
+
+    def _prepared(self) -> float:
+        """Return the longest time to sleep, in seconds; 0: check for a task first, since there may have been one before we asked."""
+        worker = self._worker
+        was_armed, self._is_armed = self._is_armed, False
+        watched = worker.watched()
+        if not was_armed or self._watched != watched:
+            if self._watched != watched:
+                self.release()
+            self._watcher, self._watched = worker.arm(self._watcher), watched
+            self._is_armed = True
+            if self._is_closed:
+                self.release()
+            return 0.0
+        watcher = self._watcher
+        longest = 0.0 if watcher is None else worker.longest_sleep(watcher)
         if self._soon > 0:
             self._soon -= 1
             return min(longest, SOON)
         return longest
 
-    def _note(self, keys: set[Any] | None) -> None:
+    def _note(self, watcher: Watcher, keys: set[Any] | None) -> None:
         if keys is None or WORKERS in keys:
-            self._soon = SOON_TIMES
             self._worker.hurry()
+        if watcher.changes & (CLOSED | OVERFLOW):
+            self._soon = SOON_TIMES
 
     def release(self) -> None:
-        """Close the watcher: a thread that sleeps wakes."""
-        watcher, self._watcher = self._watcher, None
+        """Close the watcher, and wake a thread that sleeps."""
+        watcher, self._watcher, self._watched = self._watcher, None, None
         if watcher is not None:
             watcher.close()
+        if self._rests:
+            self._worker.rouse()

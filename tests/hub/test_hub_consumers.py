@@ -250,6 +250,32 @@ def test_the_page_counts_only_shards_in_which_it_has_a_place(server: HubServer, 
     assert [(one.name, one.lag) for one in lags.statuses] == [("q", 6)]
 
 
+def test_the_page_shows_the_workers_and_the_counts_of_a_task_list(server: HubServer) -> None:
+    from hub.server.lag_monitor import LagMonitor
+
+    server.store.count(0)
+    with hub.open(server.root) as root, root.tasks("mails", max_deliveries=2) as worker:
+        done, back, later, bad = worker.take(4)
+        done.ack()
+        back.retry()
+        later.retry(delay=1000)
+        bad.reject("no address")
+        given = 0
+        while (again := worker.take(1)[0]).deliveries == 1:
+            given += 1
+        again.retry()  # for the last time
+        monitor = LagMonitor(server.root)
+        monitor.look(server.store.sizes)
+    (status,) = monitor.statuses
+    found = status.tasks
+    assert found is not None
+    assert (status.name, status.lag, status.members) == ("mails", 17, [])
+    assert (found.given, found.waiting, found.delayed, found.retried, found.dead) == (given, 17 - given, 1, 1, 2)
+    assert (found.window, found.used, found.waits_for) == (65536, given + 2, [])
+    assert [one.tasks for one in found.workers] == [given]
+    assert f"process {os.getpid()}" in found.workers[0].process
+
+
 def test_the_file_has_an_owner_and_any_other_byte_is_noticed() -> None:
     places = {("a", 0): Position(1, 77, "0" * 32, 5), ("b", 0): Position(0, 1)}
     content = positions.pack(places, "spark")

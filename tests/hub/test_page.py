@@ -19,11 +19,11 @@ from typing import Any
 
 import httpx
 import pytest
-from hub_statuses import DAY, GIB, SECOND, Told, client, hub, pipeline, shard
+from hub_statuses import DAY, GIB, SECOND, TASKS, Told, client, hub, pipeline, shard
 from prometheus_client.parser import text_string_to_metric_families
 
 import hub as hub_package
-from hub.protocol.status import HubStatus, ReaderStatus
+from hub.protocol.status import HubStatus, MemberStatus, ReaderStatus
 from hub.web import history, metrics, page, site
 from hub.web.history import Histories, RateBuffer, TrafficRates
 from hub.web.page import HubPage
@@ -322,10 +322,18 @@ def test_pipelines_have_metrics() -> None:
     assert found["kvspool_hub_pipeline_heard_timestamp_seconds"][("delays",)] == 5
 
 
+def test_task_lists_have_metrics() -> None:
+    readers = [ReaderStatus(name="thumbnails", lag=9, tasks=TASKS), ReaderStatus(name="spark", lag=1)]
+    found = scraped(metrics.exposition(hub([], readers=readers)).decode())
+    figures = {name.removeprefix("kvspool_hub_tasks_"): one for name, one in found.items() if name.startswith("kvspool_hub_tasks_")}
+    counted = {"given": 2, "waiting": 7, "delayed": 1, "retried_total": 4, "dead_total": 3, "window": 64, "window_used": 5, "workers": 1}
+    assert figures == {name: {("thumbnails",): figure} for name, figure in counted.items()}
+
+
 def test_the_docs_name_every_metric() -> None:
     text = (ROOT / "docs" / "hub-page.md").read_text(encoding="utf-8")
     one = client("JFK", quota_bytes=1, refused={"quota": 1})
-    readers = [ReaderStatus(name="spark", lag=1)]
+    readers = [ReaderStatus(name="spark", lag=1, members=[MemberStatus(process="1", joined=1, shards=1)], tasks=TASKS)]
     status = hub([one], cut={"idle": 1}, readers=readers, pipelines=[pipeline("delays")], calls=1, threads=1, refusals={"full": 1})
     for name in scraped(metrics.exposition(status).decode()):
         short = name.removeprefix("kvspool_hub").removeprefix("_client" if "_client_" in name else "")

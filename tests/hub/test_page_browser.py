@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hub_statuses import GIB, SECOND, Busy, Told, client, hub, pipeline, shard
+from hub_statuses import GIB, SECOND, TASKS, Busy, Told, client, hub, pipeline, shard
 from playwright.sync_api import Browser, Locator, expect, sync_playwright
 from playwright.sync_api import Page as Tab
 
@@ -244,11 +244,14 @@ def test_it_is_readable_on_a_phone_in_both_schemes(look: Callable[..., Tab], bus
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_trouble_is_readable_too_and_nothing_moves_with_reduced_motion(look: Callable[..., Tab], scheme: str) -> None:
     one = client("JFK", shards=[shard(lost=5)], refused={"quota": 3})
-    told = Told(hub([one], free_bytes=GIB, certificate_expires=1, error="it hurts", readers=[ReaderStatus(name="spark", lag=8)]))
+    readers = [ReaderStatus(name="spark", lag=8, tasks=TASKS)]
+    told = Told(hub([one], free_bytes=GIB, certificate_expires=1, error="it hurts", readers=readers))
     with HubPage(told) as page:
         tab = look(page, color_scheme=scheme, reduced_motion="reduce")
         expect(tab.get_by_role("alert")).to_contain_text("it hurts")
-        expect(tab.get_by_role("table", name="Readers and groups")).to_contain_text("spark")
+        table = tab.get_by_role("table", name="Readers and groups")
+        expect(table).to_contain_text("spark")
+        expect(table).to_contain_text("1 workers, 2 given, 7 waiting, 4 retried, 3 dead, 5 of 64 of the window; it is full; process 7: 2")
         texts, poor = tab.evaluate(POOR_CONTRASTS)
         assert texts > 50 and poor == []
         assert tab.evaluate("document.getAnimations().length") == 0

@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from children import process
+from children import Died, in_child, process
+from endings import Ending
+from schedules import some
 
 import hub
 import kvspool
 import shard
+from kvspool import system
 from kvspool.errors import NoSuchReader, ReaderBusy
 from kvspool.kernel import tasks_py as words
 from kvspool.tasks.dead import DeadLetter
@@ -196,3 +199,72 @@ def test_positions_of_a_hub_root_hold_back_what_is_not_acknowledged(tmp_path: Pa
         assert root.held("A", 0) == kept.sequence
         with pytest.raises(ReaderBusy):
             root.reader("t")
+
+
+def test_records_that_are_put_back_on_a_root_are_tasks_of_a_shard_of_their_own(tmp_path: Path) -> None:
+    subject = Subject(tmp_path / "root", "hub of kvj")
+    subject.append(8)
+    with subject.open() as root:
+        with pytest.raises(NoSuchReader):
+            root.requeue("t")
+        with root.tasks("t") as worker, root.tasks("t") as other:
+            assert root.requeue("t") == 0
+            bad, *others = worker.take(1) + [task for _ in range(8) for task in worker.take(8)]
+            worker.ack_many(others)
+            bad.reject("no address")
+            with Later(lambda: root.requeue("t")):  # while both wait
+                (again,) = other.take(wait=20)
+            assert (again.shard, again.record.client, again.sequence, again.deliveries) == ((".requeued", 0), ".requeued", 0, 1)
+            assert (again.data, again.key) == (bad.data, bad.key)
+            again.reject("still none")
+            first, second = root.dead_letters("t"), root.requeue("t")
+            assert [(one.shard, one.sequence) for one in first] == [(".requeued/0", 0)]
+            assert second == 1
+            assert root.requeue("t") == 0
+            (third,) = worker.take(wait=20)
+            third.ack()
+        states = {one.shard: one for one in root.task_stats()}
+        assert (states[".requeued"].low, states[".requeued"].next) == (2, 2)
+        assert sum(one.dead for one in states.values()) == 2
+        root.delete_tasks("t")
+        assert root.task_stats() == []
+        assert root.dead_letters("t") == []
+        assert [name for name in os.listdir(subject.path / ".hub" / "readers") if "requeued" in name] == []
+
+
+class Later:
+    """Calls a function in another thread a moment after the `with` block began."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self._timer = threading.Timer(0.2, function)
+
+    def __enter__(self) -> None:
+        self._timer.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.join()
+
+
+def test_each_record_is_put_back_once_if_the_caller_is_killed_at_any_call(tmp_path: Path) -> None:
+    subject = Subject(tmp_path / "root", "hub of kvj")
+    subject.append(4)
+    kills = 0
+
+    def put_back() -> None:
+        with system.replaced(Ending(nth, signal.SIGKILL)), subject.open() as root:
+            root.requeue("t")
+
+    with subject.open() as root:
+        for nth in some(range(1, 1000), 17):
+            with root.tasks("t", max_deliveries=None) as worker:
+                tasks = [task for _ in range(12) for task in worker.take(8)]
+                assert sorted(int(task.value) for task in tasks) == list(range(4)), f"killed at call {nth - 17}"
+                tasks[0].reject("again")
+            try:
+                in_child(put_back)
+                break
+            except Died:
+                kills += 1
+            root.requeue("t")
+            assert root.dead_letters("t") == []
+    assert kills > 10

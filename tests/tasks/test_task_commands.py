@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +63,6 @@ def test_the_command_shows_lists_and_dead_letters_and_puts_them_back(
     shown = capsys.readouterr().out
     assert "bad" in shown
     assert "\x1b" not in shown
-    if kind == "hub":
-        assert main(["tasks", path, "t", "--requeue"]) == 2
-        return
     assert main(["tasks", path, "t", "--requeue"]) == 0
     assert "put 1 record of 't' back" in capsys.readouterr().out
     assert main(["tasks", path, "t", "--requeue"]) == 0
@@ -134,3 +132,45 @@ def test_ctrl_c_ends_it_after_the_running_command(tmp_path: Path) -> None:
         assert (tmp_path / "done-0").exists()
         assert not (tmp_path / "done-1").exists()
         assert log.task_stats()[0].low == 1
+
+
+def test_a_killed_work_takes_its_commands_along(tmp_path: Path) -> None:
+    with made(tmp_path / "log", "spool") as log:
+        log.append_many([b"one", b"two"])
+        script = f"sleep 1000 & echo $! > {tmp_path}/ids-$KVSPOOL_SEQUENCE; wait"  # with a child in its process group
+        command = [sys.executable, "-m", "kvspool.cli", "work", str(log.path), "t", "--workers", "2", "--", "sh", "-c", script]
+        process = subprocess.Popen(command)
+        files = [tmp_path / "ids-0", tmp_path / "ids-1"]
+        while not all(one.exists() and one.read_text().endswith("\n") for one in files):
+            assert process.poll() is None
+        while noted(process.pid) < 2:
+            assert process.poll() is None
+        process.kill()
+        process.wait()
+        deadline = time.monotonic() + 30
+        while any(is_running(int(one.read_text())) for one in files):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        with log.tasks("t") as worker:
+            assert sorted(task.deliveries for _ in range(2) for task in worker.take(1)) == [2, 2]
+
+
+def noted(pid: int) -> int:
+    """Return how many commands the other process of a `kvspool work` knows: it has a descriptor for each."""
+    children = [int(one) for file in Path(f"/proc/{pid}/task").glob("*/children") for one in file.read_text().split()]
+    count = 0
+    for child in children:
+        try:
+            names = [os.readlink(file) for file in Path(f"/proc/{child}/fd").iterdir()]
+        except FileNotFoundError:
+            continue
+        count += names.count("anon_inode:[pidfd]")
+    return count
+
+
+def is_running(pid: int) -> bool:
+    """Return whether a process has not ended; a zombie has."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False

@@ -207,26 +207,39 @@ def taken(bench: Bench) -> Iterator[Row]:
 
 
 def waited(bench: Bench) -> Iterator[Row]:
-    """append while 16 workers wait, compared with 16 waiting readers"""
+    """append while 16 workers wait, compared with 16 waiting readers; the same with members of a group, and for a journal"""
     import kvspool
 
     number, count = bench.size(WAITING, 2), bench.size(250, 5)
-    with kvspool.create(bench.folder / "bell", capacity="1MiB") as log:
 
-        def of(target: Callable[..., None]) -> float:
-            with ExitStack() as stack:
-                connections = [stack.enter_context(reading(target, count, log.path, {})) for _ in range(number)]
-                for connection in connections:
-                    received(connection)
-                time.sleep(0.1)
-                found = statistics.median(append_times(log, count))
-                for connection in connections:
-                    received(connection)
-            return 1e9 / found
+    def of(options: dict[str, Any], target: Callable[..., None]) -> float:
+        with kvspool.create(bench.folder / f"calls-{next(names)}", **options) as log, ExitStack() as stack:
+            connections = [stack.enter_context(reading(target, count, log.path, {})) for _ in range(number)]
+            for connection in connections:
+                received(connection)
+            time.sleep(0.1)
+            found = statistics.median(append_times(log, count))
+            for connection in connections:
+                received(connection)
+        return 1e9 / found
 
-        yield bench.row(
-            f"append while {number} workers wait", "us", partial(of, on_tasks), f"{number} readers wait", partial(of, on_log), AS_READERS
-        )
+    names = iter(range(1 << 30))
+    spool, journal = {"capacity": "1MiB"}, {"format": "kvj"}
+    for options, who, target in ((spool, "workers", on_tasks), (spool, "members", on_group), (journal, "workers of a journal", on_tasks)):
+        readers = f"{number} readers{' of a journal' if options is journal else ''} wait"
+        ours, theirs = partial(of, options, target), partial(of, options, on_log)
+        yield bench.row(f"append while {number} {who} wait", "us", ours, readers, theirs, AS_READERS)
+
+
+def on_group(connection: Any, count: int, path: Path, options: dict[str, float]) -> None:
+    """Be a member of a group until there are no more records."""
+    import kvspool
+
+    with kvspool.open(path) as log, log.group(NAME, start="latest") as member:
+        connection.send("ready")
+        for _ in member.follow(timeout=1.0):
+            pass
+        connection.send([])
 
 
 def on_tasks(connection: Any, count: int, path: Path, options: dict[str, float]) -> None:

@@ -1,7 +1,10 @@
 #!/usr/bin/env python3
 """A campaign against tasks: workers are killed, stopped and continued, leave and join, give tasks back and reject them.
 
-    python tools/faults/tasks.py SECONDS [--kind log|set|hub] [--format spool|kvj|sej] [--workers N] [--lease S] [--order] [--seed N]
+    python tools/faults/tasks.py SECONDS [--kind log|set|hub] [--format spool|kvj|sej] [--policy P] [--order] [--lease S] [--seed N]
+
+Half of the workers are killed after a random number of Python's opcodes within kvspool, the others at random times. With
+KVSPOOL_NO_EXTENSIONS=1 the opcodes are those of the whole window.
 
 The ledger is memory outside of the logs, with words for each record. A worker notes there when it begins to handle a record, and before and
 after its acknowledgement or rejection. A worker ends with an error, and so does the campaign:
@@ -12,7 +15,7 @@ after its acknowledgement or rejection. A worker ends with an error, and so does
 
 At the end all workers are killed, and a last one handles the rest. Then every record must have been acknowledged, or be in the dead-letter
 log, where each rejected one is exactly once. With --lease, a record may have ended before a late worker begins with it. Its calls raise
-LeaseLost then.
+LeaseLost then. With --policy overwrite, a record may be lost that the log has lost; a small log of a policy is often full.
 """
 
 from __future__ import annotations
@@ -27,35 +30,53 @@ import sys
 import tempfile
 import time
 import traceback
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import hub
 import kvspool
 import shard
-from kvspool.errors import LeaseLost
+from kvspool.errors import LeaseLost, LockTimeout, SpoolFull
 
 INSIDE, ENDED, GIVEN, REJECTED, WORDS = range(5)  # words of a record
 BEGUN, DONE = 1, 2  # of ENDED and REJECTED
 KEYS = 64
-MOST = 1 << 18  # records
+MOST = 1 << 20  # records
+MOST_WORKERS = 1 << 17  # that are started
 BITS = 2
 PATIENCE = 60.0  # seconds until an ended process must be gone, and until the rest must be handled
+ENDING = 2.0  # seconds after its kill within which a process that has given its locks up is gone
+MOST_OPCODES = 30_000
 VIOLATION = 77  # exit code
+SMALL = "64KiB"  # capacity of a log with a policy
+CODE = tuple(os.path.dirname(one.__file__) for one in (kvspool, shard, hub))
 
 
 class Ledger:
-    """The notes of the workers, in shared memory."""
+    """The notes of the workers, in shared memory. Workers have numbers, since process ids are reused."""
 
     def __init__(self) -> None:
         self.words = memoryview(mmap.mmap(-1, 8 * (WORDS * MOST + 2 * KEYS))).cast("Q")
+        self.processes = memoryview(mmap.mmap(-1, 8 * MOST_WORKERS)).cast("Q")  # of each worker; 0: it has ended
+        self.number = 0  # of the worker in this process
 
     def get(self, record: int, word: int) -> int:
         return self.words[record * WORDS + word]
 
     def put(self, record: int, word: int, value: int) -> None:
         self.words[record * WORDS + word] = value
+
+    def is_alive(self, number: int) -> bool:
+        """Return whether a worker lives. One that was killed frees its locks a moment before it has ended."""
+        deadline = time.monotonic() + ENDING
+        while time.monotonic() < deadline:
+            pid = self.processes[number]
+            if not pid or not is_alive(pid):
+                return False
+            time.sleep(0.01)
+        return True
 
 
 class Handler:
@@ -74,11 +95,11 @@ class Handler:
                 fail(f"record {record} was given out after its end, delivery {task.deliveries}")
             return
         other = self._ledger.get(record, INSIDE)
-        if other and not self._has_lease and is_alive(other):
-            fail(f"record {record} is handled by the processes {other} and {os.getpid()}")
+        if other and not self._has_lease and self._ledger.is_alive(other):
+            fail(f"record {record} is handled by the workers {other} and {self._ledger.number}")
         if self._is_ordered and not self._has_lease:
             self._check_order(record)
-        self._ledger.put(record, INSIDE, os.getpid())
+        self._ledger.put(record, INSIDE, self._ledger.number)
         self._ledger.put(record, GIVEN, self._ledger.get(record, GIVEN) + 1)
 
     def _is_late(self, task: Any) -> bool:
@@ -92,11 +113,11 @@ class Handler:
     def _check_order(self, record: int) -> None:
         at = WORDS * MOST + 2 * (record % KEYS)
         other, high = self._ledger.words[at : at + 2]
-        if other and other != os.getpid() and is_alive(other):
-            fail(f"two records of the key of {record} are handled at once, by {other} and {os.getpid()}")
+        if other and other != self._ledger.number and self._ledger.is_alive(other):
+            fail(f"two records of the key of {record} are handled at once, by {other} and {self._ledger.number}")
         if record + 1 < high:
             fail(f"record {record} comes after {high - 1} of the same key")
-        self._ledger.words[at] = os.getpid()
+        self._ledger.words[at] = self._ledger.number
 
     def end(self, task: Any) -> None:
         """Acknowledge, give back or reject a task."""
@@ -143,9 +164,11 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def create(path: Path, kind: str, form: str) -> Any:
+def create(path: Path, kind: str, form: str, policy: str | None) -> Any:
     """Create the log, and return the handle that appends to it."""
     options: dict[str, Any] = {"capacity": "32MiB"} if form == "spool" else {"format": form}
+    if policy is not None:
+        options = {"capacity": SMALL, "policy": policy, "timeout": 0.05}
     if kind == "log":
         return kvspool.create(path, **options)
     return shard.create(path, bits=BITS, **options) if kind == "set" else hub.create(path).create_client("A", bits=BITS, **options)
@@ -156,15 +179,43 @@ def opened(path: Path, kind: str) -> Any:
     return {"set": shard.open, "hub": hub.open}.get(kind, kvspool.open)(path)
 
 
+class Fuse:
+    """Kills this process after a number of opcodes of kvspool in the `with` block."""
+
+    def __init__(self, opcodes: int) -> None:
+        self._left = opcodes
+
+    def __enter__(self) -> None:
+        sys.settrace(self._call)
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+
+    def _call(self, frame: FrameType, event: str, argument: object) -> Any:
+        if not frame.f_code.co_filename.startswith(CODE):
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return self._step
+
+    def _step(self, frame: FrameType, event: str, argument: object) -> Any:
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            self._left -= 1
+            if self._left <= 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return self._step
+
+
 def work(path: Path, kind: str, options: dict[str, Any], ledger: Ledger, seed: int, *, rest: bool = False) -> None:
     """Be a worker until the process ends, or with `rest` until there is no task left."""
     chance = random.Random(seed)
-    handler = Handler(ledger, "lease" in options, "order" in options, seed)
+    handler = Handler(ledger, options.get("lease") is not None, "order" in options, seed)
     with opened(path, kind) as log:
         while True:
-            with log.tasks("t", max_deliveries=None, **options) as worker:
+            with log.tasks("t", **options) as worker:
                 for _ in range(chance.randrange(1, 400)):
-                    tasks = worker.take(chance.choice([1, 1, 5, 50]), wait=1.0 if rest else 0.2, on_gap="raise")
+                    found = worker.take(chance.choice([1, 1, 5, 50]), wait=1.0 if rest else 0.2, on_gap="yield")
+                    tasks = [task for task in found if not isinstance(task, kvspool.Gap)]
                     for task in tasks:
                         handler.begin(task)
                         if chance.random() < 0.01:
@@ -174,111 +225,182 @@ def work(path: Path, kind: str, options: dict[str, Any], ledger: Ledger, seed: i
                         handler.end(task)
                     for task in tasks if "order" not in options else ():
                         handler.end(task)
-                    if rest and not tasks:
+                    if rest and not found:
                         return
 
 
-def start(path: Path, kind: str, options: dict[str, Any], ledger: Ledger, seed: int, *, rest: bool = False) -> int:
-    """Start a worker in a process; return its id."""
-    pid = os.fork()
-    if pid:
-        return pid
-    try:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        work(path, kind, options, ledger, seed, rest=rest)
-        os._exit(0)
-    except BaseException:
-        traceback.print_exc()
-        os._exit(1)
+class Campaign:
+    """The workers, and the counts."""
 
+    def __init__(
+        self, folder: Path, kind: str, form: str, policy: str | None, workers: int, options: dict[str, Any], seed: int, opcodes: float
+    ) -> None:
+        self.path = folder / "log"
+        self.kind = kind
+        self.policy = policy
+        self.workers = workers
+        self.options = options
+        self.opcodes = opcodes  # the part of the workers that are killed after a number of them
+        self.chance = random.Random(seed)
+        self.ledger = Ledger()
+        self.writer = create(self.path, kind, form, policy)
+        self.living: dict[int, int] = {}  # processes, and the numbers of their workers
+        self.stopped: dict[int, float] = {}  # processes, and when they are to be continued
+        self.started = 0
+        self.counts = {"records": 0, "killed": 0, "killed at an opcode": 0, "stopped": 0}
 
-def ended(pid: int, *, may_be_killed: bool) -> None:
-    """Wait for a process. Raises AssertionError if it found a violation, or failed."""
-    deadline = time.monotonic() + PATIENCE
-    while True:
-        found, status = os.waitpid(pid, os.WNOHANG)
-        if found:
-            break
-        assert time.monotonic() < deadline, f"process {pid} does not end"
-        time.sleep(0.01)
-    code = os.waitstatus_to_exitcode(status)
-    assert code == 0 or (may_be_killed and code == -signal.SIGKILL), f"process {pid} ended with {code}"
+    def start(self, *, rest: bool = False) -> int:
+        """Start a worker in a process; return its id."""
+        self.started += 1
+        number, seed = self.started, self.chance.randrange(1 << 30)
+        fuse = Fuse(self.chance.randrange(1, MOST_OPCODES)) if not rest and self.chance.random() < self.opcodes else None
+        pid = os.fork()
+        if pid:
+            self.ledger.processes[number] = pid
+            self.living[pid] = number
+            return pid
+        try:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            self.ledger.number = number
+            self.ledger.processes[number] = os.getpid()
+            with nullcontext() if fuse is None else fuse:
+                work(self.path, self.kind, self.options, self.ledger, seed, rest=rest)
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+
+    def reap(self, pid: int, *, is_killed: bool) -> bool:
+        """Note a worker that has ended; return whether it has. Raises AssertionError if it found a violation, or failed."""
+        deadline = time.monotonic() + PATIENCE
+        while not (found := os.waitpid(pid, os.WNOHANG))[0]:
+            if not is_killed:
+                return False
+            assert time.monotonic() < deadline, f"process {pid} does not end"
+            time.sleep(0.0005)
+        code = os.waitstatus_to_exitcode(found[1])
+        self.ledger.processes[self.living.pop(pid)] = 0
+        self.stopped.pop(pid, None)
+        assert code in (0, -signal.SIGKILL), f"process {pid} ended with {code}"
+        if code:
+            self.counts["killed" if is_killed else "killed at an opcode"] += 1
+        return True
+
+    def kill(self, pid: int) -> None:
+        os.kill(pid, signal.SIGKILL)
+        self.reap(pid, is_killed=True)
+
+    def run(self, seconds: float, strikes: int | None) -> dict[str, int]:
+        """Attack the workers for so many seconds, or until so many strikes; return the counts. Raises AssertionError."""
+        try:
+            deadline = time.monotonic() + seconds
+            while time.monotonic() < deadline and self.started < MOST_WORKERS - 1 and (strikes is None or self._strikes() < strikes):
+                self._append()
+                for pid in list(self.living):
+                    self.reap(pid, is_killed=False)
+                while len(self.living) < self.workers:
+                    self.start()
+                self._strike()
+                time.sleep(self.chance.random() * 0.01)
+            struck = dict(self.counts)
+            for pid in list(self.living):
+                self.kill(pid)
+            self.counts = struck
+            self._finish()
+            _check_end(self.path, self.kind, self.policy, self.ledger, self.counts, self.options["max_deliveries"])
+            self.writer.close()
+            return self.counts
+        finally:
+            for pid in self.living:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def _strikes(self) -> int:
+        return self.counts["killed"] + self.counts["killed at an opcode"] + self.counts["stopped"]
+
+    def _append(self) -> None:
+        first = self.counts["records"]
+        count = min(self.chance.randrange(1, 40), MOST - first)
+        values = [b"%d" % number for number in range(first, first + count)]
+        if self.policy is None:
+            self.writer.append_many(values, keys=[b"%d" % (number % KEYS) for number in range(first, first + count)])
+            self.counts["records"] += count
+            return
+        for number in range(first, first + count):
+            try:
+                self.writer.append(values[number - first], key=b"%d" % (number % KEYS))
+            except (SpoolFull, LockTimeout):
+                break
+            self.counts["records"] += 1
+
+    def _strike(self) -> None:
+        """Kill or stop a worker; continue others."""
+        now = time.monotonic()
+        for pid in [pid for pid, until in self.stopped.items() if now >= until]:
+            os.kill(pid, signal.SIGCONT)
+            del self.stopped[pid]
+        victim = self.chance.choice(list(self.living))
+        choice = self.chance.random()
+        if choice < 0.5:
+            self.kill(victim)
+        elif choice < 0.8 and victim not in self.stopped:
+            os.kill(victim, signal.SIGSTOP)
+            self.stopped[victim] = now + self.chance.random() * 0.05
+            self.counts["stopped"] += 1
+
+    def _finish(self) -> None:
+        """Let one worker handle the rest."""
+        pid = self.start(rest=True)
+        deadline = time.monotonic() + PATIENCE
+        while not self.reap(pid, is_killed=False):
+            assert time.monotonic() < deadline, f"the rest is not handled within {PATIENCE:g} s"
+            time.sleep(0.01)
 
 
 def campaign(
-    seconds: float, kind: str, form: str, workers: int, lease: float | None, is_ordered: bool, seed: int, strikes: int | None = None
+    seconds: float,
+    kind: str,
+    form: str,
+    workers: int,
+    lease: float | None,
+    is_ordered: bool,
+    seed: int,
+    strikes: int | None = None,
+    policy: str | None = None,
+    deliveries: int | None = None,
+    opcodes: float = 0.5,
 ) -> dict[str, int]:
     """Run the campaign; return counts. Raises AssertionError if a promise is broken."""
-    chance = random.Random(seed)
+    options: dict[str, Any] = {"lease": lease, "max_deliveries": deliveries, "window": 4096} | ({"order": "key"} if is_ordered else {})
     folder = Path(tempfile.mkdtemp(prefix="tasks-", dir="/dev/shm"))
-    path = folder / "log"
-    ledger = Ledger()
-    options: dict[str, Any] = ({} if lease is None else {"lease": lease}) | ({"order": "key"} if is_ordered else {})
-    options["window"] = 4096
-    counts = {"records": 0, "killed": 0, "stopped": 0}
-    pids: list[int] = []
     try:
-        writer = create(path, kind, form)
-        pids = [start(path, kind, options, ledger, seed + number) for number in range(workers)]
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and (strikes is None or counts["killed"] + counts["stopped"] < strikes):
-            first = counts["records"]
-            count = min(chance.randrange(1, 200), MOST - first)
-            values = [b"%d" % number for number in range(first, first + count)]
-            writer.append_many(values, keys=[b"%d" % (number % KEYS) for number in range(first, first + count)])
-            counts["records"] += count
-            time.sleep(chance.random() * 0.03)
-            _strike(chance, pids, counts, lambda: start(path, kind, options, ledger, chance.randrange(1 << 30)))
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
-            ended(pid, may_be_killed=True)
-        pids = [start(path, kind, options, ledger, seed, rest=True)]
-        ended(pids.pop(), may_be_killed=False)
-        _check_end(path, kind, ledger, counts)
-        writer.close()
-        return counts
+        return Campaign(folder, kind, form, policy, workers, options, seed, opcodes).run(seconds, strikes)
     finally:
-        for pid in pids:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
         shutil.rmtree(folder)
 
 
-def _strike(chance: random.Random, pids: list[int], counts: dict[str, int], begin: Any) -> None:
-    """Kill or stop a worker, and start another one for each that ended."""
-    victim = chance.choice(pids)
-    if chance.random() < 0.5:
-        os.kill(victim, signal.SIGKILL)
-        ended(victim, may_be_killed=True)
-        counts["killed"] += 1
-        pids[pids.index(victim)] = begin()
-    elif chance.random() < 0.6:
-        os.kill(victim, signal.SIGSTOP)
-        time.sleep(chance.random() * 0.05)
-        os.kill(victim, signal.SIGCONT)
-        counts["stopped"] += 1
-    for pid in pids:
-        found, status = os.waitpid(pid, os.WNOHANG)
-        assert not found, f"process {pid} ended with {os.waitstatus_to_exitcode(status)}"
-
-
-def _check_end(path: Path, kind: str, ledger: Ledger, counts: dict[str, int]) -> None:
-    """Check that each record was acknowledged, or is a dead letter once."""
+def _check_end(path: Path, kind: str, policy: str | None, ledger: Ledger, counts: dict[str, int], deliveries: int | None) -> None:
+    """Check that each record was acknowledged, or is a dead letter once, or was overwritten."""
     with opened(path, kind) as log:
         states = log.task_stats()
         assert all(one.low == one.next for one in states), states
-        dead = [int(letter.value) for letter in log.dead_letters("t")]
+        letters = log.dead_letters("t")
+        least = log.extent()[0] if policy == "overwrite" else 0
+    dead = [int(letter.value) for letter in letters]
     assert len(dead) == len(set(dead)), "a record is in the dead letters twice"
+    often = {int(letter.value) for letter in letters if deliveries is not None and letter.deliveries >= deliveries}
     buried = set(dead)
     counts["dead"] = len(dead)
     counts["again"] = sum(ledger.get(record, GIVEN) > 1 for record in range(counts["records"]))
+    counts["lost"] = 0
     for record in range(counts["records"]):
         if ledger.get(record, REJECTED) == DONE:
             assert record in buried, f"record {record} was rejected, and is not in the dead letters"
         if record in buried:
-            assert ledger.get(record, REJECTED), f"record {record} is in the dead letters, and was not rejected"
-        else:
-            assert ledger.get(record, ENDED), f"record {record} was forgotten"
+            assert ledger.get(record, REJECTED) or record in often, f"record {record} is in the dead letters, and was not rejected"
+        elif not ledger.get(record, ENDED):
+            assert record < least, f"record {record} was forgotten"
+            counts["lost"] += 1
 
 
 def main() -> None:
@@ -286,13 +408,25 @@ def main() -> None:
     parser.add_argument("seconds", type=float)
     parser.add_argument("--kind", choices=("log", "set", "hub"), default="log")
     parser.add_argument("--format", choices=("spool", "kvj", "sej"), default="spool")
-    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--policy", choices=("overwrite", "block", "raise"), help="of a single small spool (default: a large one)")
+    parser.add_argument("--workers", type=int, default=6)
     parser.add_argument("--lease", type=float)
+    parser.add_argument("--deliveries", type=int, help="max_deliveries (default: none)")
     parser.add_argument("--order", action="store_true")
     parser.add_argument("--seed", type=int, default=1)
-    arguments = parser.parse_args()
-    form = arguments.format
-    print(campaign(arguments.seconds, arguments.kind, form, arguments.workers, arguments.lease, arguments.order, arguments.seed))
+    parser.add_argument("--opcodes", type=float, default=0.5, help="part of the workers that are killed at one (default: %(default)s)")
+    one = parser.parse_args()
+    if one.policy is not None and (one.kind, one.format) != ("log", "spool"):
+        parser.error("--policy is for --kind log --format spool")
+    print(one, flush=True)
+    print(
+        campaign(
+            *(one.seconds, one.kind, one.format, one.workers, one.lease, one.order, one.seed),
+            policy=one.policy,
+            deliveries=one.deliveries,
+            opcodes=one.opcodes,
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -327,8 +327,15 @@ function showReaders({ readers }) {
     const row = body.rows[index] || body.appendChild(makeRow(by("readers"), ["", "number", ""]));
     say(row.cells[0], reader.name);
     say(row.cells[1], count(reader.lag));
-    say(row.cells[2], reader.members.map((one) => `${one.process}: ${count(one.shards)} shards`).join("; ") || "-");
+    say(row.cells[2], reader.tasks ? taskWords(reader.tasks) : reader.members.map((one) => `${one.process}: ${count(one.shards)} shards`).join("; ") || "-");
   });
+}
+
+function taskWords(tasks) {
+  const used = `${count(tasks.used)} of ${count(tasks.window)} of the window`;
+  const counts = `${count(tasks.given)} given, ${count(tasks.waiting)} waiting, ${count(tasks.retried)} retried, ${count(tasks.dead)} dead, ${used}`;
+  const workers = tasks.workers.map((one) => `${one.process}: ${count(one.tasks)} tasks`);
+  return [`${count(tasks.workers.length)} workers, ${counts}`, ...tasks.waits_for, ...workers].join("; ");
 }
 
 const PIPELINE_CELLS = ["", "", "number", "number", "number", "number", "number", ""]; // classes
