@@ -57,7 +57,7 @@ LONG = (
     *(f"journal/test_{name}.py" for name in "archive fixed_changes journal_crash_points journal_interrupts journal_repair".split()),
     *(f"journal/test_{name}.py" for name in "journal_stress machine".split()),
     *(f"hub/test_{name}.py" for name in "http2_attacks hub_crash_points hub_disk hub_machine hub_memory hub_procedures".split()),
-    *(f"hub/test_{name}.py" for name in "many_clients many_shards network_faults page_browser".split()),
+    *(f"hub/test_{name}.py" for name in "many_clients network_faults page_browser".split()),
     *(f"queue/test_queue_{name}.py" for name in "faults opcodes".split()),
     *(f"spool/test_{name}.py" for name in "damage recovery".split()),
     "model/test_protocol.py",
@@ -65,8 +65,10 @@ LONG = (
     "tasks/test_tasks_storm.py",
 )
 LONG_NAMES = re.compile("kill|flipped")  # so are tests that kill a process again and again, or flip each bit
-# Marked as further, and left out by `tools/test --fast` only: sweeps over calls and cuts, and most of many sets of parameters.
-FURTHER_NAMES = re.compile("any_call|nth_call|any_cut|truncation|wherever|many_processes|ten_thousand|stays_small")
+# Marked as further, and left out by `tools/test --fast` only: many processes or shards, sweeps over calls, cuts and bits, and most of
+# many sets of parameters.
+FURTHER = tuple(f"hub/test_{name}.py" for name in "demo many_shards ship_cli spark_copies".split())
+FURTHER_NAMES = re.compile("any_call|nth_call|call_fails|any_cut|every_bit|truncation|wherever|many_processes|thousand|1024|object_store")
 MOST_SETS = 6  # of one test that are not further ones
 EACH_SET = ("test_prose.py", "test_tidy.py", "test_docs.py")  # one for each file: they take no time, and find mistakes of any change
 CHOOSES_ITS_TWIN = {"interpreted", "twin", "loops"}  # a test that has one of these fixtures takes the interpreted loops in any run
@@ -90,7 +92,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         sets.setdefault((item.path, name), []).append(item)
         if _is_one_of(LONG, item.path) or LONG_NAMES.search(name):
             item.add_marker(pytest.mark.long)
-        if FURTHER_NAMES.search(name):
+        if _is_one_of(FURTHER, item.path) or FURTHER_NAMES.search(name):
             item.add_marker(pytest.mark.further)
     for (path, _), each in sets.items():
         if len(each) <= MOST_SETS or path.name in EACH_SET:

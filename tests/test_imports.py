@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,14 +33,16 @@ ABOVE = {
 }
 
 
-def imported(source: Path) -> Iterator[tuple[int, str, int]]:
-    """Yield line, module and level of each import in a file, wherever it stands."""
+@functools.cache
+def imported(source: Path) -> list[tuple[int, str, int]]:
+    """Return line, module and level of each import in a file, at any place in it."""
+    found = []
     for node in ast.walk(ast.parse(source.read_bytes(), source)):
         if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield node.lineno, alias.name, 0
+            found += [(node.lineno, alias.name, 0) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            yield node.lineno, node.module or "", node.level
+            found.append((node.lineno, node.module or "", node.level))
+    return found
 
 
 def sources(package: str) -> list[Path]:
