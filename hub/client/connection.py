@@ -11,6 +11,7 @@ import msgspec
 import pyarrow as pa
 from pyarrow import flight
 
+from hub.client.unavailable import why
 from hub.errors import HubError, Malformed, NotAllowed, Silent, Unreachable
 from hub.protocol import ingest, reading
 from hub.protocol.ingest import Done, Opened, Opening, Ping, Put, Refused
@@ -123,7 +124,7 @@ def error_of(location: str, error: Exception) -> HubError:
     text = str(error).partition(". Detail:")[0].partition(". gRPC client debug context")[0]
     if isinstance(error, flight.FlightUnauthenticatedError | flight.FlightUnauthorizedError):
         return NotAllowed(f"{location} refused access: {text}")
-    return Unreachable(f"{location}: {text}")
+    return Unreachable(f"{location}: {why(location, text)}")
 
 
 def backoff(failures: int) -> float:

@@ -165,8 +165,10 @@ def ask(address: Address, path: str) -> tuple[int, bytes]:
         connection.request("GET", path)
         answer = connection.getresponse()
         return answer.status, answer.read()
-    except http.client.HTTPException as error:
-        raise OSError(f"no shipper answers there: {error!r}") from error
+    except (OSError, http.client.HTTPException) as error:
+        shown = address if isinstance(address, str) else ":".join(map(str, address))
+        why = getattr(error, "strerror", None) or repr(error)
+        raise OSError(f"no shipper serves its state at {shown} ({why}); start one with --status {shown}") from error
     finally:
         connection.close()
 

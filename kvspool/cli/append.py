@@ -32,6 +32,7 @@ EXAMPLES = """\
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     options.add_path(parser, "the log")
+    options.reads_input(parser, "append")
     parser.add_argument("--json-lines", action="store_true", help="each line is JSON, and is stored as structured data")
     keys = parser.add_mutually_exclusive_group()
     keys.add_argument("--key", metavar="TEXT", help="the key of every record")

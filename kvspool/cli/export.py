@@ -33,7 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_path(parser, "the log")
     parser.add_argument("--format", choices=exporting.FORMATS, default="jsonl", help="of the file (default: %(default)s)")
     options.add_range(parser, "export")
-    parser.add_argument("-o", dest="file", default="-", metavar="FILE", help="output file; - is standard output (default: %(default)s)")
+    words = "output file; - is standard output (default: %(default)s)"
+    parser.add_argument("-o", "--output", dest="file", default="-", metavar="FILE", help=words)
     parser.add_argument("--gaps", choices=("raise", "yield"), default="yield", help="lost records: end, or continue (default: %(default)s)")
     options.add_json(parser, "print the summary as a JSON object, on standard error if the records go to standard output")
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import kvspool
 from kvspool import system
+from kvspool.cli.parsing import Parser
 from kvspool.engine import sizes
 from kvspool.errors import KvspoolError
 from kvspool.journal import Floor, Retention
@@ -67,6 +68,12 @@ def add_group(commands: Any, name: str, summary: str, description: str, examples
 def add_path(parser: argparse.ArgumentParser, words: str) -> None:
     """Add the argument PATH."""
     parser.add_argument("path", metavar="PATH", type=Path, help=words)
+
+
+def reads_input(parser: argparse.ArgumentParser, command: str) -> None:
+    """Let the parser say how a value is given to a command that reads standard input."""
+    if isinstance(parser, Parser):
+        parser.input_words = f"{command} reads standard input: echo VALUE | kvspool {command} PATH"
 
 
 def add_json(parser: argparse._ActionsContainer, words: str) -> None:

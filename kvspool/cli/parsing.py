@@ -27,6 +27,7 @@ class Parser(argparse.ArgumentParser):
         options.setdefault("formatter_class", Formatter)
         super().__init__(*arguments, **options)
         self._negative_number_matcher = _AGE  # values that begin with a dash
+        self.input_words = ""  # of a command that reads standard input: how to give it a value
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse, and report options that this command doesn't have, with its own usage."""
@@ -34,7 +35,8 @@ class Parser(argparse.ArgumentParser):
         if rest and not self.children():
             options = [option for option in self._option_string_actions if option.startswith("--")]
             words = ", ".join(f"{word}{suggestion(word.partition('=')[0], options)}" for word in rest)
-            self.error(f"unknown {'argument' if len(rest) == 1 else 'arguments'}: {words}")
+            hint = f"; {self.input_words}" if self.input_words and any(not word.startswith("-") for word in rest) else ""
+            self.error(f"unknown {'argument' if len(rest) == 1 else 'arguments'}: {words}{hint}")
         return found, rest
 
     def error(self, message: str) -> NoReturn:
@@ -48,6 +50,10 @@ class Parser(argparse.ArgumentParser):
                 message = f"there is no command {word}{hint or f'; {self.prog} --help lists all'}"
             else:
                 message = f"{name} is {', '.join(known[:-1])} or {known[-1]}, not {word!r}{hint}"
+        missing = message.removeprefix("the following arguments are required: ")
+        if missing != message:
+            names = " and ".join(missing.rsplit(", ", 1))
+            message = f"{names} {'are' if ', ' in missing else 'is'} missing; {self.prog} --help has examples"
         super().error(message)
 
     def children(self) -> dict[str, Parser]:

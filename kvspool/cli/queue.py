@@ -36,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     examples = "  seq 100 | kvspool queue put jobs\n  kvspool queue put jobs --durable --json < jobs.txt"
     put = options.add_command(commands, "put", "put each line of standard input into a queue", PUT, examples)
     options.add_path(put, "the queue")
+    options.reads_input(put, "queue put")
     put.add_argument("--batch", type=options.count(1), default=1000, metavar="N", help="most lines at once (default: %(default)s)")
     put.add_argument("--durable", action="store_true", help="flush each batch to disk before reading the next one")
     options.add_json(put, "print the summary as a JSON object")

@@ -56,6 +56,17 @@ def until(items: Iterable[Any], end: int | datetime | None) -> Iterator[Any]:
         yield item
 
 
+def limited(items: Iterable[Any], limit: int | None) -> Iterator[Any]:
+    """Yield items until so many records were among them, without waiting for another one; None: all of them."""
+    left = limit
+    for item in items if left != 0 else ():
+        yield item
+        if left is not None and not isinstance(item, Gap):
+            left -= 1
+            if not left:
+                return
+
+
 def read(log: OpenLog, arguments: argparse.Namespace) -> Iterator[Any]:
     """Yield the records of --start, --end, --key, --where and --limit. Raises BadInput for a sequence in a log of several logs."""
     refuse_sequences(log, arguments.start, arguments.end)
@@ -65,14 +76,8 @@ def read(log: OpenLog, arguments: argparse.Namespace) -> Iterator[Any]:
     if not narrows:
         yield from items
         return
-    left = arguments.limit
     with closing(items):  # type: ignore[type-var]  # iterations of logs can be closed
-        for item in filtered(until(items, arguments.end), arguments) if left != 0 else ():
-            yield item
-            if left is not None and not isinstance(item, Gap):
-                left -= 1
-                if not left:
-                    return
+        yield from limited(filtered(until(items, arguments.end), arguments), arguments.limit)
 
 
 def refuse_sequences(log: OpenLog, *places: object) -> None:

@@ -41,6 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     words = "how many of those that match the filters (default: %(default)s)"
     amount.add_argument("-n", "--last", type=options.count(0), default=10, dest="lines", metavar="N", help=words)
     amount.add_argument("--since", type=options.since, metavar="AGE", help="all records of the last 30s, 10m, 12h or 7d, or since a time")
+    amount.add_argument("--start", type=options.start, metavar="START", help=f"all records from there on: {options.START_WORDS}")
+    parser.add_argument("--limit", type=options.count(0), metavar="N", help="most records to print; with --follow, end after them")
     parser.add_argument("-f", "--follow", action="store_true", help="continue with new records")
     parser.add_argument("--timeout", type=options.seconds, metavar="S", help="with --follow: end after S seconds without a record")
     selection.add_filters(parser)
@@ -52,11 +54,13 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the last records, then new ones."""
     with plugins.opened(arguments.path, arguments.plugins) as log:
         isolation = options.isolation(arguments)
-        if arguments.since is not None:
-            start: Start = arguments.since
+        given = arguments.since if arguments.start is None else arguments.start
+        if given is not None:
+            selection.refuse_sequences(log, given)
+            start: Start = given
             if not arguments.follow:
                 items = log.read(start=start, on_gap=arguments.gaps, **isolation)
-                output.print_records(selection.filtered(items, arguments), arguments)
+                output.print_records(selection.limited(selection.filtered(items, arguments), arguments.limit), arguments)
                 return 0
         else:
             stats = log.stats()
@@ -64,11 +68,11 @@ def run(arguments: argparse.Namespace) -> int:
             if failure is not None and not last:
                 raise failure
             if not arguments.follow:
-                output.print_records(_shown(arguments.gaps, last, failure), arguments)
+                output.print_records(selection.limited(_shown(arguments.gaps, last, failure), arguments.limit), arguments)
                 return 0
             start = _place(last, stats, arguments)
         items = log.follow(start=start, timeout=arguments.timeout, on_gap=arguments.gaps, **isolation)
-        output.print_live(items, arguments, lambda items: selection.filtered(items, arguments))
+        output.print_live(items, arguments, lambda items: selection.limited(selection.filtered(items, arguments), arguments.limit))
     return 0
 
 

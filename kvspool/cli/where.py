@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import ast
 import operator
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from kvspool.cli.words import suggestion
 from kvspool.errors import Undecodable
 from kvspool.record import Codec, Record
 
 LONGEST = 4000  # characters of a condition
+OF_SEVERAL = ("client", "shard")  # further fields of the records of a shard set or a hub root
 FIELDS = ("data", "value", "key", "sequence", "time", "timestamp", "type", "codec")
 
 _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
@@ -45,7 +48,8 @@ class Where:
             tree = ast.parse(text.strip(), mode="eval")
             self._value = _compiled(tree.body)
         except SyntaxError as error:
-            raise ValueError(f"{text!r} is no condition: {error.msg}") from None
+            hint = "; compare with ==" if re.search(r"[^=!<>]=[^=]", text) else ""
+            raise ValueError(f"{text!r} is no condition: {error.msg}{hint}") from None
         except (RecursionError, MemoryError):
             raise ValueError(f"{text[:40]!r}... is nested too deeply") from None
 
@@ -108,8 +112,6 @@ def _time(text: str) -> datetime:
 
 def _field(name: str) -> Value:
     """Return the function of a field of the record."""
-    if name.startswith("_"):
-        raise ValueError(f"there is no field {name}; a record has {', '.join(FIELDS)}")
     if name in ("true", "false", "null"):
         constant = {"true": True, "false": False, "null": None}[name]
         return lambda record: constant
@@ -121,7 +123,9 @@ def _field(name: str) -> Value:
         return lambda record: Codec(record.codec).name.lower() if record.codec in list(Codec) else record.codec
     if name in FIELDS:
         return lambda record: getattr(record, name)
-    return lambda record: getattr(record, name, None) if name in record.__struct_fields__ else None
+    if name in OF_SEVERAL:
+        return lambda record: getattr(record, name, None) if name in record.__struct_fields__ else None
+    raise ValueError(f"there is no field {name}{suggestion(name, FIELDS)}; a record has {', '.join(FIELDS)}; members are data.{name}")
 
 
 def _data(record: Record) -> Any:

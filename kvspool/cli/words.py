@@ -23,6 +23,11 @@ PHRASES = (
     (r"give them as options, or create a journal with kvspool\.create", "`kvspool create` makes a journal"),
     (r"kvspool\.(repair|copy) ", r"`kvspool \1` "),
     (r"\b(?:lossy|append)=True \((--\w+)\)", r"\1"),
+    (r" does not exist$", " does not exist; `kvspool ls` shows the logs of a directory"),
+    (r"^No such file or directory: (.*)", r"\1 does not exist; `kvspool ls` shows the logs of a directory"),
+    (r"( has no durable reader '.*')$", r"\1; `kvspool readers` lists them"),
+    (r"( has no task list '.*')$", r"\1; `kvspool tasks` lists them"),
+    (r"( has no group '.*')$", r"\1; `kvspool group` lists them"),
     (r"pass allow_unsafe_fs=True", "pass --allow-unsafe-fs"),
     (r"use a journal \(format=\"kvj\"\)", "use a journal (--format kvj)"),
 )

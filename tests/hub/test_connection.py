@@ -170,3 +170,30 @@ def test_what_is_stored_and_refused_is_noted() -> None:
 
 def test_secrets_are_in_no_representation() -> None:
     assert "token" not in repr(Security(token="secret")) and "secret" not in repr(Security(token="secret"))
+
+
+@pytest.mark.parametrize(
+    ("serves", "asks", "name", "trusts", "words"),
+    [
+        ("tls", "grpc+tls", "hub.example.org", True, "its certificate has another name; use a name"),
+        ("tls", "grpc+tls", "localhost", False, "its certificate is from an authority that isn't trusted; give that one with --ca"),
+        ("tls", "grpc", "localhost", True, "if the hub uses TLS, use grpc+tls://"),
+        ("plain", "grpc+tls", "localhost", True, "it doesn't use TLS; check the port, or use grpc://"),
+        ("nothing", "grpc", "localhost", True, "connection refused: no hub listens there; start it, or check the address"),
+    ],
+)
+def test_an_address_or_a_certificate_that_is_wrong_is_named(serves: str, asks: str, name: str, trusts: bool, words: str) -> None:
+    """gRPC reports all of them as unavailable."""
+    trustme = pytest.importorskip("trustme")
+    authority, other = trustme.CA(), trustme.CA()
+    issued = authority.issue_cert(name)
+    pair = (issued.cert_chain_pems[0].bytes(), issued.private_key_pem.bytes())
+    options = {"tls_certificates": [pair]} if serves == "tls" else {}
+    with flight.FlightServerBase(f"grpc{'+tls' * (serves == 'tls')}://127.0.0.1:0", **options) as server:
+        port = 1 if serves == "nothing" else server.port
+        trusted = (authority if trusts else other).cert_pem.bytes()
+        location = f"{asks}://localhost:{port}"
+        with pytest.raises(Unreachable) as raised, Connection(location, Security(authorities=trusted), OPENING, 10) as connection:
+            connection.finish()
+    assert str(raised.value).startswith(f"{location}: ") and words in str(raised.value)
+    assert "Flight returned" not in str(raised.value)
