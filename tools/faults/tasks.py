@@ -206,8 +206,8 @@ class Fuse:
         return self._step
 
 
-def work(path: Path, kind: str, options: dict[str, Any], ledger: Ledger, seed: int, *, rest: bool = False) -> None:
-    """Be a worker until the process ends, or with `rest` until there is no task left."""
+def work(path: Path, kind: str, options: dict[str, Any], ledger: Ledger, seed: int, *, loses: bool, rest: bool) -> None:
+    """Be a worker until the process ends, or with `rest` until there is no task left. loses: records may be overwritten."""
     chance = random.Random(seed)
     handler = Handler(ledger, options.get("lease") is not None, "order" in options, seed)
     with opened(path, kind) as log:
@@ -216,6 +216,8 @@ def work(path: Path, kind: str, options: dict[str, Any], ledger: Ledger, seed: i
                 for _ in range(chance.randrange(1, 400)):
                     found = worker.take(chance.choice([1, 1, 5, 50]), wait=1.0 if rest else 0.2, on_gap="yield")
                     tasks = [task for task in found if not isinstance(task, kvspool.Gap)]
+                    if len(tasks) < len(found) and not loses:
+                        fail(f"records are lost: {found}")
                     for task in tasks:
                         handler.begin(task)
                         if chance.random() < 0.01:
@@ -266,7 +268,7 @@ class Campaign:
             self.ledger.number = number
             self.ledger.processes[number] = os.getpid()
             with nullcontext() if fuse is None else fuse:
-                work(self.path, self.kind, self.options, self.ledger, seed, rest=rest)
+                work(self.path, self.kind, self.options, self.ledger, seed, loses=self.policy == "overwrite", rest=rest)
             os._exit(0)
         except BaseException:
             traceback.print_exc()
