@@ -113,13 +113,15 @@ def _at_sequence(reader: FrameReader, sequence: int) -> Place:
 
 def _at_or_after(reader: FrameReader, sequence: int, timestamp: int) -> Place:
     """Return the place of the first frame with at least this sequence and at least this timestamp."""
-    tail, next_sequence, _ = reader.mark()
-    head = reader.head()
-    position = reader.walk(_entry_before(reader, head, tail, sequence, timestamp), tail, sequence, timestamp)
-    expected = reader.passed
-    found = reader.sequence_at(position, tail)
-    if reader.head() > position:
-        return _earliest(reader)
+    while True:
+        tail, next_sequence, _ = reader.mark()
+        head = reader.head()
+        position = reader.walk(_entry_before(reader, head, tail, sequence, timestamp), tail, sequence, timestamp)
+        expected = reader.passed
+        found = reader.sequence_at(position, tail)
+        if reader.head() <= position:
+            break
+        # The frames of the search were overwritten. The one that it looks for may still be there.
     if position >= tail:
         return tail, next_sequence
     if expected <= found < frames.NOTHING:

@@ -155,9 +155,10 @@ class TaskSource(Handle):
         boot = system.port.boot_id()
         halves = [int.from_bytes(boot[at : at + 8], "little") for at in (0, 8)]
         is_same = [window.word(words.BOOT + half) for half in range(2)] == halves
+        after = window.word(words.NEXT)  # before the end: others append, and take new records meanwhile
         end = self.log.end()
-        self._known = min(end, window.word(words.NEXT))
-        if is_same and end >= window.word(words.NEXT):
+        self._known = min(end, after)
+        if is_same and end >= after:
             return
         safe = end if is_same else min(window.word(words.SAFE), end)
         self.call(lambda: window.restart(safe, end))

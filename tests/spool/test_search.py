@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from images import Rebooted
@@ -179,3 +180,21 @@ def test_records_are_counted_without_the_numbers_that_restarts_left_out(tmp_path
                 for left in range(len(there) - 1, -1, -1):
                     next(reader.read(on_gap="skip"))
                     assert reader.lag().records == left
+
+
+def test_a_search_that_a_writer_overtakes_finds_a_record_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The writer overwrites the frames from which the search walks, and not the one that it looks for."""
+    with kvspool.create(tmp_path / "log", capacity="64KiB") as log:
+        log.append_many([bytes(100)] * 1000)
+        first, end = log.extent()
+        cursor = log.cursor("earliest")
+
+        def overtaken(*arguments: Any) -> int:
+            monkeypatch.undo()
+            log.append_many([bytes(100)] * 100)
+            return int(arguments[1])  # the head
+
+        monkeypatch.setattr(search, "_entry_before", overtaken)
+        position, sequence = search.find(cursor.reader, end - 20)
+        assert log.extent()[0] > first
+        assert (sequence, cursor.reader.sequence_at(position, cursor.reader.tail())) == (end - 20, end - 20)

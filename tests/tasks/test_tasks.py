@@ -694,6 +694,28 @@ def _restore_reader(log: Any, sequence: int) -> None:
         reader.commit()
 
 
+def test_a_worker_that_enters_while_others_work_gives_nothing_out_again(log: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records are appended, taken and acknowledged after the new worker has looked for the end of the log."""
+    log.append_many([b"%d" % at for at in range(10)])
+    one = log.tasks("t")
+    one.ack_many(one.take(10))
+    end = type(log).end
+
+    def late_end(self: Any) -> int:
+        found = int(end(self))
+        with monkeypatch.context() as unpatched:
+            unpatched.setattr(type(log), "end", end)
+            log.append_many([b"later"] * 5)
+            one.ack_many(one.take(5))
+        return found
+
+    monkeypatch.setattr(type(log), "end", late_end)
+    two = log.tasks("t")
+    assert two.take(10) == []
+    (state,) = log.task_stats()
+    assert state.low == state.next >= 15
+
+
 def test_a_log_that_was_cut_gives_its_new_records_out(tmp_path: Path) -> None:
     with kvspool.create(tmp_path / "log", format="kvj") as log:
         append(log, 10)
