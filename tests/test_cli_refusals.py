@@ -109,7 +109,7 @@ REFUSED = {
     "deleting a reader that isn't there": ("readers spool --delete none", 2, "none"),
     "deleting a reader without a name": ("readers spool --delete ''", 2, "name"),
     "a log that isn't there": ("rm none", 3, "none does not exist; `kvspool ls` shows the logs of a directory"),
-    "a directory that isn't there": ("ls none", 1, "none does not exist; `kvspool ls` shows the logs of a directory"),
+    "a directory that isn't there": ("ls none", 1, "none does not exist, or is in no directory; `kvspool ls`"),
     "a size of nothing": ("du none", 3, "none does not exist; `kvspool ls` shows the logs of a directory"),
     "a reader that isn't there": ("readers spool --delete bob", 2, "has no durable reader 'bob'; `kvspool readers` lists them"),
     "a task list that isn't there": ("tasks spool bob", 2, "has no task list 'bob'; `kvspool tasks` lists them"),
