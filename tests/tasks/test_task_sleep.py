@@ -83,7 +83,7 @@ def test_a_record_is_taken_at_once_if_a_watching_worker_is_killed_or_stopped(log
         for one in started:
             one.__enter__()
         for value, place in ((b"a", FIRST), (b"b", SECOND), (b"c", FIRST)):
-            until(lambda: window.word(FIRST) and window.word(SECOND))
+            until(lambda: {window.word(FIRST), window.word(SECOND)} <= file.workers().keys())
             victim = file.workers()[window.word(place)].pid
             os.kill(victim, number)
             log.append(value)
