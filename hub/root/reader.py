@@ -29,8 +29,8 @@ from hub.root.positions import Key, Position
 from hub.root.records import HubRecord
 from hub.root.shards import RootShards
 from kvspool import Gap, Record, system
-from kvspool.engine.iteration import TurnReading, check, check_spin, check_timeout
-from kvspool.errors import Closed, Corruption, GapError, KvspoolError, LogNotFound, NoSuchReader, ReaderBusy, UnknownVersion
+from kvspool.engine.iteration import TurnReading, check_spin
+from kvspool.errors import Closed, Corruption, KvspoolError, LogNotFound, NoSuchReader, ReaderBusy, UnknownVersion
 from kvspool.options import Isolation, OnGap
 from kvspool.reader import OpenReader
 from kvspool.system import forks
@@ -336,11 +336,8 @@ class HubReading(TurnReading, Iterator[R], Generic[R]):
     def __init__(
         self, owner: HubReader, limit: int | None, on_gap: OnGap, timeout: float | None, is_bounded: bool, spin: float = 0.0
     ) -> None:
-        self.missed = 0
+        super().__init__(limit, on_gap, timeout)
         self._owner = owner
-        self._left = check(limit, on_gap)
-        self._on_gap = on_gap
-        self._timeout = check_timeout(timeout)
         self._spin = check_spin(spin)
         self._is_bounded = is_bounded
         self._merge: Merge[Any] | None = None
@@ -356,10 +353,7 @@ class HubReading(TurnReading, Iterator[R], Generic[R]):
                 if self._left > 0:
                     self._left = 0 if self._is_closed else self._left - 1
                 return item  # type: ignore[no-any-return]
-            self.missed += item.count
-            if self._on_gap == "raise":
-                raise GapError(item)
-            if self._on_gap == "yield":
+            if self._shows(item):
                 return item  # type: ignore[return-value]  # `R` includes Gap then
         if self._why:
             raise Closed(self._why)

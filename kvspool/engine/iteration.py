@@ -250,17 +250,37 @@ class Following(Iteration):
 class TurnReading(ClosingHandle):
     """An iteration over many logs that takes turns with others at one position; see `Iterations` for its end.
 
-    _left: records that may still be returned; -1: no limit. _why: why its handle was closed.
+    missed: sequences in Gaps so far. _left: records that may still be returned; -1: no limit. _timeout: seconds to wait for one; None: no
+    limit. _why: why its handle was closed.
     """
 
-    _left: int
     _is_closed = False
     _why = ""
+
+    def __init__(self, limit: int | None, on_gap: OnGap, timeout: float | None) -> None:
+        self.missed = 0
+        self._left = check(limit, on_gap)
+        self._on_gap = on_gap
+        self._timeout = check_timeout(timeout)
 
     @property
     def is_over(self) -> bool:
         """Return whether no more items will be returned."""
         return self._left == 0
+
+    def _shows(self, gap: Gap) -> bool:
+        """Count a Gap, and return whether it is returned. Raises GapError."""
+        self.missed += gap.count
+        if self._on_gap == "raise":
+            raise GapError(gap)
+        return self._on_gap == "yield"
+
+    def _wait_until(self, deadline: float | None) -> tuple[float | None, float]:
+        """Return when to end without a record, None for never, and how long to sleep once. deadline: None before the first sleep."""
+        now = system.port.monotonic()
+        if deadline is None and self._timeout is not None:
+            deadline = now + self._timeout
+        return deadline, POLL if deadline is None else min(POLL, deadline - now)
 
     def release(self) -> None:
         """Close the logs that are read; the next call reopens them."""
@@ -319,7 +339,7 @@ class AsyncTurnReading(AsyncIterator[Any], Handle):
             raise StopAsyncIteration
         await asyncio.sleep(0)  # logs that always have more must not block the loop's other tasks
         deadline = None if self._timeout is None else system.port.monotonic() + self._timeout
-        while (item := self._next()) is NOTHING:
+        while (item := next(self._reading, NOTHING)) is NOTHING:
             left = POLL if deadline is None else min(POLL, deadline - system.port.monotonic())
             if self._reading.is_over or left <= 0:
                 raise StopAsyncIteration
@@ -327,12 +347,6 @@ class AsyncTurnReading(AsyncIterator[Any], Handle):
         if self._left > 0 and item.__class__ is not Gap:
             self._left -= 1
         return item
-
-    def _next(self) -> Any:
-        try:
-            return self._reading.__next__()
-        except StopIteration:
-            return NOTHING
 
     async def aclose(self) -> None:
         """Close all logs; the iteration is over."""

@@ -14,9 +14,9 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 from kvspool import system
-from kvspool.engine.iteration import NOTHING, AsyncTurnReading, Iterations, TurnReading, check, check_timeout
+from kvspool.engine.iteration import NOTHING, AsyncTurnReading, Iterations, TurnReading
 from kvspool.engine.wakeups import POLL, Watcher
-from kvspool.errors import Closed, GapError, Revoked
+from kvspool.errors import Closed, Revoked
 from kvspool.gap import Gap
 from kvspool.groups.membership import Membership
 from kvspool.groups.share import GroupLag, GroupShare, GroupSource
@@ -282,11 +282,8 @@ class GroupReading(TurnReading, Iterator[Any], Generic[K]):
     """
 
     def __init__(self, member: GroupMember[K], limit: int | None, on_gap: OnGap, timeout: float | None, *, is_bounded: bool) -> None:
-        self.missed = 0
+        super().__init__(limit, on_gap, timeout)
         self._member = member
-        self._left = check(limit, on_gap)
-        self._on_gap = on_gap
-        self._timeout = check_timeout(timeout)
         self._is_bounded = is_bounded
         self._source: GroupSource | None = None
         self._generation = -1  # of the source
@@ -309,10 +306,7 @@ class GroupReading(TurnReading, Iterator[Any], Generic[K]):
                 if self._is_bounded:
                     self.close()
                     break
-                now = system.port.monotonic()
-                if deadline is None and self._timeout is not None:
-                    deadline = now + self._timeout
-                left = POLL if deadline is None else min(POLL, deadline - now)
+                deadline, left = self._wait_until(deadline)
                 if left <= 0:
                     break
                 self._sleep(source, left)
@@ -321,10 +315,7 @@ class GroupReading(TurnReading, Iterator[Any], Generic[K]):
                 if self._left > 0:
                     self._left -= 1
                 return item
-            self.missed += item.count
-            if self._on_gap == "raise":
-                raise GapError(item)
-            if self._on_gap == "yield":
+            if self._shows(item):
                 return item
         if self._why:
             raise Closed(self._why)

@@ -7,9 +7,9 @@ one that rests, which takes the place and watches. So an append wakes two worker
 **No wake-up is lost.** A worker rests only if two others have the places of WATCHERS, and each of these checks for tasks between taking its
 place and its sleep. Whichever frees a place changes CALLS, so that a worker that is about to rest doesn't. The called worker may have been
 killed, or be stopped: so each worker that takes a place calls again while the other place is free. A called worker that finds a task before
-it has a place passes the call on. If a worker that watches is killed, the
-other one frees its place. A worker that doesn't renew its place for a while, since it is stopped, loses it to the next one that looks. So
-only if both are killed or stopped at once, a record waits until one that rests looks without a call, for at most half a second.
+it has a place passes the call on. If a worker that watches is killed, the other one frees its place. A worker that doesn't renew its place
+for a while, since it is stopped, loses it to the next one that looks. So only if both are killed or stopped at once, a record waits until
+one that rests looks without a call, for at most half a second.
 
 A worker that watches without a place, as in an event loop, or after it lost its place, does no harm. This source is compiled as a part of
 `tasks_c`.

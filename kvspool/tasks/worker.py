@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, TypeVar
 
 from kvspool import system
-from kvspool.engine.iteration import AsyncTurnReading, Iterations, TurnReading, check, check_timeout
+from kvspool.engine.iteration import AsyncTurnReading, Iterations, TurnReading
 from kvspool.engine.wakeups import BLIND_POLL, POLL, Watcher
 from kvspool.errors import Closed, GapError, Reentered
 from kvspool.gap import Gap
@@ -51,8 +51,8 @@ class TaskWorker(ClosingHandle):
     """
 
     HELPERS = frozenset(
-        ("arm", "end", "end_watch", "forked", "hurry", "lease_ns", "longest_sleep", "poll", "quick", "refuse_closed", "rest", "rouse")
-    ) | {"stand_watch", "watched"}
+        "arm end end_watch forked hurry lease_ns longest_sleep poll quick refuse_closed rest rouse stand_watch watched".split()
+    )
 
     def __init__(self, name: str, sources: Sources, lease_ns: int, max_deliveries: int | None, dead_letters: DeadLetters) -> None:
         self.name = name
@@ -332,11 +332,8 @@ class TaskReading(TurnReading, Iterator[Any]):
     """Iterates over tasks, and waits for more. `missed` counts sequences in Gaps."""
 
     def __init__(self, worker: TaskWorker, limit: int | None, on_gap: OnGap, timeout: float | None) -> None:
-        self.missed = 0
+        super().__init__(limit, on_gap, timeout)
         self._worker = worker
-        self._left = check(limit, on_gap)
-        self._on_gap = on_gap
-        self._timeout = check_timeout(timeout)
         self._watcher: Watcher | None = None
         self._watched: object = None  # by the watcher
         self._has_waited = False  # since the last item: it may have a place of the workers that watch, or have been called to take one
@@ -361,10 +358,7 @@ class TaskReading(TurnReading, Iterator[Any]):
                         raise Closed(self._why) from None
                     raise
                 if not items:
-                    now = system.port.monotonic()
-                    if deadline is None and self._timeout is not None:
-                        deadline = now + self._timeout
-                    left = POLL if deadline is None else min(POLL, deadline - now)
+                    deadline, left = self._wait_until(deadline)
                     if left <= 0:
                         break
                     self._sleep(left)
@@ -374,10 +368,7 @@ class TaskReading(TurnReading, Iterator[Any]):
                     if self._left > 0:
                         self._left -= 1
                     return item
-                self.missed += item.count
-                if self._on_gap == "raise":
-                    raise GapError(item)
-                if self._on_gap == "yield":
+                if self._shows(item):
                     return item
         finally:
             if self._has_waited:
