@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from kvspool.errors import MissingExtra, ReaderBusy, TooLarge
 from kvspool.logging.messages import MessageLog
@@ -66,11 +66,10 @@ class _RequestLog(Handle):
         self._target.close()
 
 
-class LogExporter(Handle, LogRecordExporter):
-    """Appends each batch of log records to a log, where it survives SIGKILL of the process. Any number of processes may use the same log.
+class _Exporter(Handle):
+    """The parts that are the same for all signals."""
 
-    `kvspool ship LOG --otlp ENDPOINT` delivers it. Logs and traces may share a log. An exporter may be used in a forked child.
-    """
+    _SIGNAL: ClassVar[bytes]
 
     def __init__(self, path: str | os.PathLike[str], *, durable: bool = False, reader: str | None = READER, **options: Any) -> None:
         """path: of the log, which is created by the first batch if it doesn't exist, as its directory is.
@@ -79,38 +78,37 @@ class LogExporter(Handle, LogRecordExporter):
         retention keeps all records that were not delivered; None: create none. options: those of `kvspool.create`; by default the log is
         a journal, `format="kvj"`.
         """
-        self._log = _RequestLog(path, LOGS, reader, durable, options)
+        self._log = _RequestLog(path, self._SIGNAL, reader, durable, options)
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        """Do nothing: a batch is in the log when `export` returns."""
+        return True
+
+    def shutdown(self) -> None:
+        """Close the log."""
+        self._log.close()
+
+
+class LogExporter(_Exporter, LogRecordExporter):
+    """Appends each batch of log records to a log, where it survives SIGKILL of the process. Any number of processes may use the same log.
+
+    `kvspool ship LOG --otlp ENDPOINT` delivers it. Logs and traces may share a log. An exporter may be used in a forked child.
+    """
+
+    _SIGNAL = LOGS
 
     def export(self, batch: Sequence[ReadableLogRecord]) -> LogRecordExportResult:
         """Append a batch. Raises the errors of `kvspool.create` and `Log.append`, which the processors of the SDK log."""
         self._log.append(batch, encode_logs)
         return LogRecordExportResult.SUCCESS
 
-    def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Do nothing: a batch is in the log when `export` returns."""
-        return True
 
-    def shutdown(self) -> None:
-        """Close the log."""
-        self._log.close()
-
-
-class SpanExporter(Handle, SdkSpanExporter):
+class SpanExporter(_Exporter, SdkSpanExporter):
     """Appends each batch of spans to a log; see `LogExporter`."""
 
-    def __init__(self, path: str | os.PathLike[str], *, durable: bool = False, reader: str | None = READER, **options: Any) -> None:
-        """Arguments as of `LogExporter`."""
-        self._log = _RequestLog(path, TRACES, reader, durable, options)
+    _SIGNAL = TRACES
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Append a batch. Raises the errors of `kvspool.create` and `Log.append`, which the processors of the SDK log."""
         self._log.append(spans, encode_spans)
         return SpanExportResult.SUCCESS
-
-    def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Do nothing: a batch is in the log when `export` returns."""
-        return True
-
-    def shutdown(self) -> None:
-        """Close the log."""
-        self._log.close()

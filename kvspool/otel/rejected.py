@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
-
 import kvspool
-from kvspool import system
 from kvspool.log import Log
-from kvspool.record import Codec, Record, plain
-from kvspool.system import holders
+from kvspool.record import Record
 from kvspool.system.handles import Handle
-from kvspool.tasks.dead import DeadLetter, path_beside
+from kvspool.tasks.dead import letter_of, path_beside
 
 
 class Rejected(Handle):
@@ -27,20 +23,7 @@ class Rejected(Handle):
         """Append a record with a reason; on disk when this returns. After a crash it may be there twice."""
         if self._log is None:
             self._log = kvspool.create(self.path, format="kvj", codec="msgpack", exist_ok=True)
-        letter = DeadLetter(
-            tasks=self._name,
-            log=os.fspath(self._origin.path),
-            log_id=self._origin.log_id,
-            shard="",
-            sequence=record.sequence,
-            deliveries=1,
-            error=why,
-            worker=holders.describe(holders.ours()),
-            time=system.port.now(),
-            timestamp=record.timestamp,
-            value=plain(record),
-            codec=Codec.MSGPACK if record.codec == Codec.KEYED else record.codec,
-        )
+        letter = letter_of(record, self._name, self._origin.path, self._origin.log_id, "", 1, why)
         self._log.append(letter, key=record.key, type=record.type, durable=True)
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ import msgspec
 from kvspool import system
 from kvspool.importing import import_whole
 from kvspool.kernel import tasks_py as words
-from kvspool.record import Codec, decode, plain
+from kvspool.record import Codec, Record, decode, plain
 from kvspool.system import holders
 from kvspool.system.handles import Handle
 from kvspool.tasks import layout
@@ -122,30 +122,34 @@ class DeadLetters(Handle):
         return False
 
     def _letter(self, source: BuryingSource, task: Task, reason: str) -> DeadLetter:
-        record = task.record
-        codec = Codec.MSGPACK if record.codec == Codec.KEYED else record.codec
         deliveries = task.deliveries
-        most = source.max_deliveries
-        return DeadLetter(
-            self._name,
-            os.fspath(self._origin),
-            source.log_id,
-            _shown(source.shard),
-            task.sequence,
-            deliveries if most is None else min(deliveries, most),
-            reason,
-            holders.describe(holders.ours()),
-            system.port.now(),
-            record.timestamp,
-            plain(record),
-            codec,
-        )
+        if source.max_deliveries is not None:
+            deliveries = min(deliveries, source.max_deliveries)
+        return letter_of(task.record, self._name, self._origin, source.log_id, _shown(source.shard), deliveries, reason)
 
     def close(self) -> None:
         """Close the log, unless it was given open."""
         log, self._log = self._log, None
         if log is not None:
             log.close()
+
+
+def letter_of(record: Record, tasks: str, log: Path, log_id: bytes, shard: str, deliveries: int, error: str) -> DeadLetter:
+    """Return the dead letter of a record, which this process gives up now. The arguments are fields of `DeadLetter`."""
+    return DeadLetter(
+        tasks=tasks,
+        log=os.fspath(log),
+        log_id=log_id,
+        shard=shard,
+        sequence=record.sequence,
+        deliveries=deliveries,
+        error=error,
+        worker=holders.describe(holders.ours()),
+        time=system.port.now(),
+        timestamp=record.timestamp,
+        value=plain(record),
+        codec=Codec.MSGPACK if record.codec == Codec.KEYED else record.codec,
+    )
 
 
 def _marked(log: Any, record: Any) -> dict[str, Any]:
