@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from hub.cli import security
-from kvspool import queue
 from kvspool.cli.options import BadInput
-from kvspool.errors import NotALog
+from kvspool.options import TIMEOUT
 
 if TYPE_CHECKING:
-    from kvspool.log import Log
     from kvspool.otel.collector import CollectorAccess, CollectorEndpoint
     from kvspool.otel.shipper import CollectorShipper
 
@@ -39,6 +37,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def shippers(arguments: argparse.Namespace) -> Iterator[CollectorShipper]:
     """Yield a shipper for each log of the sources. Raises BadInput."""
+    from hub.client.sources import open_source
     from kvspool.otel.collector import CollectorEndpoint
     from kvspool.otel.shipper import CollectorShipper
 
@@ -50,7 +49,7 @@ def shippers(arguments: argparse.Namespace) -> Iterator[CollectorShipper]:
     endpoint = CollectorEndpoint.parse(arguments.otlp)
     access(arguments, endpoint)  # reports wrong files and headers at once
     for source in arguments.sources:
-        for log in _logs(Path(source)):
+        for log in open_source(Path(source), TIMEOUT):
             yield CollectorShipper(
                 log,
                 arguments.otlp,
@@ -59,19 +58,6 @@ def shippers(arguments: argparse.Namespace) -> Iterator[CollectorShipper]:
                 isolation="synced" if arguments.synced else "appended",
                 compresses=_compresses(),
             )
-
-
-def _logs(path: Path) -> list[Log]:
-    """Return the log at a path, or those of a shard set."""
-    import kvspool
-    import shard
-
-    try:
-        return [kvspool.open(path)]
-    except NotALog:
-        if queue.is_queue(path):
-            raise
-        return list(shard.open(path).shards)
 
 
 def access(arguments: argparse.Namespace, endpoint: CollectorEndpoint) -> CollectorAccess:

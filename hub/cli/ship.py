@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hub.cli import collectors, security, signals
+from hub.client.ship_state import ShipState, WayStatus, failed, moved, names, notes
 from hub.client_ids import check_client
 from kvspool import system
 from kvspool.cli import options, output
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from hub.client.mirror import Mirror
-    from hub.client.ship_state import Way, WayStatus
+    from hub.client.ship_state import Way
     from hub.client.shipper import Shipper
 
 DESCRIPTION = """\
@@ -124,7 +125,6 @@ def run(arguments: argparse.Namespace) -> int:
             security.load(arguments)  # reports an invalid file at once, not at the first connection
             ways += [stack.enter_context(shipper) for shipper in _shippers(arguments)]
         if arguments.status is not None:
-            from hub.client.ship_state import ShipState
             from hub.client.state_listener import StateListener, parse_address
 
             stack.enter_context(StateListener(parse_address(arguments.status), lambda: ShipState.of(ways)))
@@ -219,7 +219,7 @@ class _Runs(Handle):
         try:
             way.run(until_empty=until_empty)
         except (KvspoolError, OSError) as error:
-            self.errors[_names(way.status())[0]] = error
+            self.errors[names(way.status())[0]] = error
 
     @property
     def are_over(self) -> bool:
@@ -265,8 +265,6 @@ def _watch(ways: Sequence[Way], runs: _Runs, arguments: argparse.Namespace) -> N
 
 def _statuses(ways: Sequence[Way]) -> list[WayStatus]:
     """Return the state of each shipper at each hub, and of each mirror."""
-    from hub.client.ship_state import ShipState
-
     return ShipState.of(ways).all
 
 
@@ -280,15 +278,15 @@ class _StateLines:
         """Print what is new or due."""
         for status in statuses:
             now = system.port.monotonic()
-            name, target = _names(status)
-            state = status.state, status.error, _failed(status), bool(_notes(status))
+            name, target = names(status)
+            state = status.state, status.error, failed(status), bool(notes(status))
             before, at = self._said.get((name, target), (None, -MINUTE))
             if state == before and now < at + MINUTE:
                 continue
             self._said[name, target] = state, now
             again = f", again in {status.retry_in:.0f} s" if status.state == "waiting" else ""
-            output.complain(f"{name}: {status.state}{again}; {_moved(status):,} records to {target}, {status.behind:,} left")
-            for words in [*([status.error] if status.error else []), *_failed(status), *_notes(status)]:
+            output.complain(f"{name}: {status.state}{again}; {moved(status):,} records to {target}, {status.behind:,} left")
+            for words in [*([status.error] if status.error else []), *failed(status), *notes(status)]:
                 output.complain(f"{name}: {words}")
 
 
@@ -296,7 +294,6 @@ def _show_status(arguments: argparse.Namespace) -> int:
     """Show the state of a running shipper or mirror; code 1 if something isn't moved."""
     import msgspec
 
-    from hub.client.ship_state import ShipState
     from hub.client.state_listener import ask, parse_address
 
     try:
@@ -322,37 +319,12 @@ def _pause(runs: _Runs, seconds: float) -> None:
         system.port.sleep(min(left, 0.1))
 
 
-def _names(status: WayStatus) -> tuple[str, str]:
-    from hub.client.ship_state import names
-
-    return names(status)
-
-
-def _failed(status: WayStatus) -> list[str]:
-    from hub.client.ship_state import failed
-
-    return failed(status)
-
-
-def _notes(status: WayStatus) -> list[str]:
-    from hub.client.ship_state import notes
-
-    return notes(status)
-
-
-def _moved(status: WayStatus) -> int:
-    """Return the number of moved records."""
-    from hub.client.ship_state import moved
-
-    return moved(status)
-
-
 def _words(status: WayStatus) -> str:
-    source, target = _names(status)
-    words = f"{source}: {_moved(status):,} records, {sizes.show(status.bytes)} to {target}, {status.behind:,} left"
+    source, target = names(status)
+    words = f"{source}: {moved(status):,} records, {sizes.show(status.bytes)} to {target}, {status.behind:,} left"
     if status.lost:
         words += f"; {status.lost:,} were lost before they could be moved"
-    words += "".join(f"; {note}" for note in _notes(status))
+    words += "".join(f"; {note}" for note in notes(status))
     return words + (f"; {status.error}" if status.error else "")
 
 
@@ -367,13 +339,13 @@ def _table(statuses: Sequence[WayStatus]) -> Table:
     for status in statuses:
         state = f"{status.state}, again in {status.retry_in:.0f} s" if status.state == "waiting" else status.state
         style = "green" if status.state == "connected" else "yellow"
-        source, target = _names(status)
+        source, target = names(status)
         table.add_row(
             Text(source),
             Text(target),
             Text(state, style),
             f"{status.behind:,}",
-            f"{_moved(status):,}",
+            f"{moved(status):,}",
             sizes.show(status.bytes),
             Text(f"{status.lost:,}", "bold red" if status.lost else ""),
             f"{status.outages:,}",

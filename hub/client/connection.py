@@ -18,6 +18,7 @@ from hub.protocol.ingest import Done, Opened, Opening, Ping, Put, Refused
 from hub.root import columns
 from kvspool import system
 from kvspool.system.handles import ClosingHandle
+from kvspool.system.pauses import growing
 
 SILENCE = 30.0  # seconds without an answer after which a connection counts as dead
 FIRST_BACKOFF, LONGEST_BACKOFF = 0.05, 30.0  # seconds
@@ -129,12 +130,7 @@ def error_of(location: str, error: Exception) -> HubError:
 
 def backoff(failures: int) -> float:
     """Return how many seconds to wait after so many failures in a row."""
-    return jittered(min(FIRST_BACKOFF * 2 ** min(failures - 1, 20), LONGEST_BACKOFF))
-
-
-def jittered(seconds: float) -> float:
-    """Return from half to one and a half times as long, so that clients don't all reconnect at once after an outage."""
-    return seconds * (0.5 + int.from_bytes(system.port.random(4), "little") / (1 << 32))
+    return growing(failures, FIRST_BACKOFF, LONGEST_BACKOFF)
 
 
 class Connection(ClosingHandle):

@@ -19,24 +19,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import shard
 from hub.client import hubs
 from hub.client.connection import LONGEST_BACKOFF, SILENCE, Channel, Connection, Security, backoff
 from hub.client.copies_of_log import Copies
 from hub.client.log_sender import ASK_AGAIN, LOOK_AGAIN, PATIENCE, LogSender
 from hub.client.ship_status import SenderStatus, ShipStatus, State
+from hub.client.sources import open_source
 from hub.client_ids import check_client
 from hub.errors import HubError, HubFull, NotAllowed, QuotaExceeded, ShardDamaged, Silent, Unexpected, Unreachable
 from hub.protocol.ingest import BATCH_BYTES, VERSION, Opening, ShippedLog
 from hub.root.columns import SequencedBatch
 from kvspool import system
 from kvspool.engine.wakeups import BLIND_POLL, POLL, Watcher
-from kvspool.errors import KvspoolError, NotALog
-from kvspool.opening import logs
+from kvspool.errors import KvspoolError
 from kvspool.options import Isolation
-from kvspool.queue import is_queue
 from kvspool.system.handles import ClosingHandle, Handle, close_all
-from shard.merged import Log
 
 LINGER = 0.002  # seconds
 WINDOW = 8 << 20  # bytes
@@ -82,7 +79,7 @@ class HubShipper(ClosingHandle):
         self.window = window
         self._silence = silence
         self._channel = Channel()
-        logs = open_source(Path(os.path.abspath(source)))
+        logs = open_source(Path(os.path.abspath(source)), PATIENCE)
         self.senders: list[LogSender] = []
         try:
             for index, log in enumerate(logs):
@@ -538,13 +535,3 @@ class _Waiter(Handle):
 
     def close(self) -> None:
         self._watcher.close()
-
-
-def open_source(path: Path) -> list[Log]:
-    """Open a log, or the logs of a shard set, in order. Raises NotALog for a queue, and the errors of opening."""
-    try:
-        return [logs.open_store(path, timeout=PATIENCE)]
-    except NotALog:
-        if is_queue(path):
-            raise
-        return list(shard.open(path, timeout=PATIENCE).shards)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from hub.client import hubs
-from hub.client.connection import Security, jittered
+from hub.client.connection import Security
 from hub.client.mirrored_shard import MirroredShard
 from hub.client.remote import RemoteHub
 from hub.client.ship_status import MirrorState, MirrorStatus, ShardMirrorStatus
@@ -33,6 +33,7 @@ from kvspool import system
 from kvspool.errors import KvspoolError, LogExists
 from kvspool.options import Isolation
 from kvspool.system.handles import ClosingHandle
+from kvspool.system.pauses import jittered
 from shard import descriptors
 
 IMPATIENT_WAIT = 0.05  # seconds, with `until_empty`

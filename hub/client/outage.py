@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 from hub.errors import HubFull, QuotaExceeded, Unreachable
 from kvspool import system
+from kvspool.system.pauses import jittered
 
 FIRST_BACKOFF, LONGEST_BACKOFF = 0.1, 5.0  # seconds
 LATER = (Unreachable, HubFull, QuotaExceeded)  # transient errors
@@ -69,8 +70,6 @@ class Outage:
 
     def note(self, error: Exception) -> None:
         """Note a failed attempt, and set `retry_at` for the next one."""
-        from hub.client.connection import jittered
-
         now = system.port.monotonic()
         self._error = error
         if self._since is None:

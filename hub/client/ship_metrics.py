@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 from hub.client.ship_state import ShipState, WayStatus, failed, moved, names
 from hub.client.ship_status import ShipStatus
@@ -16,6 +17,7 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtra.of("hub", "metrics need a package that isn't installed", error) from error
 
+S = TypeVar("S")
 Figure = Callable[[WayStatus], float]
 COUNTERS: tuple[tuple[str, str, Figure], ...] = (
     ("records", "Records moved, repeated ones counted again.", moved),
@@ -54,29 +56,30 @@ class _ShipCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of shippers, by client and hub or by client; of mirrors, by source and root; and of collectors."""
-        yield from _metrics("kvspool_ship", ("client", "hub"), [one for shipper in self._state.shippers for one in shipper.by_hub])
-        yield from _copies(self._state.shippers)
-        yield from _metrics("kvspool_mirror", ("source", "root"), self._state.mirrors)
-        yield from _metrics("kvspool_otlp", ("log", "endpoint"), self._state.collectors)
-        for name, text, figure in OF_COLLECTORS:
-            metric = CounterMetricFamily(f"kvspool_otlp_{name}", text, labels=("log", "endpoint"))
-            for one in self._state.collectors:
-                metric.add_metric((one.log, one.endpoint), float(figure(one)))
-            yield metric
+        state = self._state
+        ways: tuple[tuple[str, tuple[str, str], Sequence[WayStatus]], ...] = (
+            ("kvspool_ship", ("client", "hub"), [one for shipper in state.shippers for one in shipper.by_hub]),
+            ("kvspool_mirror", ("source", "root"), state.mirrors),
+            ("kvspool_otlp", ("log", "endpoint"), state.collectors),
+        )
+        for prefix, labels, found in ways:
+            yield from _families(CounterMetricFamily, prefix, labels, COUNTERS, found, names)
+            yield from _families(GaugeMetricFamily, prefix, labels, GAUGES, found, names)
+        yield from _families(GaugeMetricFamily, "kvspool_ship", ("client",), OF_COPIES, state.shippers, lambda one: (one.client,))
+        yield from _families(CounterMetricFamily, "kvspool_otlp", ("log", "endpoint"), OF_COLLECTORS, state.collectors, names)
 
 
-def _copies(shippers: Sequence[ShipStatus]) -> Iterator[Metric]:
-    for name, text, figure in OF_COPIES:
-        metric = GaugeMetricFamily(f"kvspool_ship_{name}", text, labels=("client",))
-        for one in shippers:
-            metric.add_metric((one.client,), float(figure(one)))
-        yield metric
-
-
-def _metrics(prefix: str, labels: tuple[str, str], found: Sequence[WayStatus]) -> Iterator[Metric]:
-    for family, figures in ((CounterMetricFamily, COUNTERS), (GaugeMetricFamily, GAUGES)):
-        for name, text, figure in figures:
-            metric = family(f"{prefix}_{name}", text, labels=labels)
-            for one in found:
-                metric.add_metric(names(one), float(figure(one)))
-            yield metric
+def _families(
+    kind: type[CounterMetricFamily] | type[GaugeMetricFamily],
+    prefix: str,
+    labels: Sequence[str],
+    figures: Iterable[tuple[str, str, Callable[[S], float]]],
+    found: Sequence[S],
+    labels_of: Callable[[S], Sequence[str]],
+) -> Iterator[Metric]:
+    """Yield a family for each figure, with a series for each state."""
+    for name, text, figure in figures:
+        family = kind(f"{prefix}_{name}", text, labels=labels)
+        for one in found:
+            family.add_metric(labels_of(one), float(figure(one)))
+        yield family

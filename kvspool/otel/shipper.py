@@ -27,6 +27,7 @@ from kvspool.otel.signals import READER, SIGNALS, CollectorAnswer, joined, why_u
 from kvspool.otel.status import CollectorState, CollectorStatus
 from kvspool.record import Gap, Record
 from kvspool.system.handles import ClosingHandle, close_all
+from kvspool.system.pauses import growing
 
 MOST_BYTES = 1 << 20  # of the records of one request; a single record may be larger
 MOST_RECORDS = 16_384  # of one request
@@ -190,8 +191,7 @@ class CollectorShipper(ClosingHandle):
         self._error = str(error)
         if isinstance(error, CollectorSilent):
             self._collector.silence = min(self._collector.silence * 2, LONGEST_SILENCE)
-        pause = min(FIRST_PAUSE * 2.0 ** min(self._failures - 1, 20), LONGEST_PAUSE)
-        pause *= 0.5 + int.from_bytes(system.port.random(4), "little") / (1 << 32)  # so that shippers don't all return at once
+        pause = growing(self._failures, FIRST_PAUSE, LONGEST_PAUSE)
         pause = max(pause, min(getattr(error, "retry_after", None) or 0.0, LONGEST_RETRY_AFTER))
         self._retry_at = system.port.monotonic() + pause
         self._state = "waiting"
