@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import eq
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -27,8 +28,8 @@ class FileVersion(NamedTuple):
     @classmethod
     def of(cls, path: Path | str) -> FileVersion | None:
         """Return the version of a path's file now; None if there is none."""
-        status = system.port.look_up(path)
-        return None if status is None else cls(status.st_ino, status.st_mtime_ns, status.st_size)
+        found = _attributes(path)
+        return None if found is None else cls(*found)
 
     @property
     def is_stable(self) -> bool:
@@ -70,9 +71,10 @@ class JournalVersion(NamedTuple):
     @property
     def is_current(self) -> bool:
         """Return whether the journal has certainly not changed since."""
-        return self.is_stable and all(map(_is_same, self.paths, self.versions))
+        return self.is_stable and all(map(eq, map(_attributes, self.paths), self.versions))
 
 
-def _is_same(path: str, version: FileVersion | None) -> bool:
+def _attributes(path: Path | str) -> tuple[int, int, int] | None:
+    """Return the fields of the `FileVersion` of a path's file now; None if there is none."""
     status = system.port.look_up(path)
-    return version == (None if status is None else (status.st_ino, status.st_mtime_ns, status.st_size))
+    return None if status is None else (status.st_ino, status.st_mtime_ns, status.st_size)

@@ -78,7 +78,7 @@ def _task_list(states: list[TaskStats], unread: int) -> TaskListStatus:
         retried=sum(one.repeated for one in states),
         dead=sum(one.dead for one in states),
         window=sum(one.window for one in states),
-        used=sum(one.next - one.low for one in states),
+        used=sum(one.used for one in states),
         waits_for=[f"{one.shard}: {one.waits_for or one.problem}" for one in states if one.waits_for or one.problem],
     )
 

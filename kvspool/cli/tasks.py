@@ -117,7 +117,7 @@ def _report(log: HasTasks, name: str, shards: list[TaskStats]) -> ListReport:
         name=name,
         order=shards[0].order,
         window=sum(one.window for one in shards),
-        used=sum(one.next - one.low for one in shards),
+        used=sum(one.used for one in shards),
         shards=len(shards),
         taken=sum(one.taken for one in shards),
         delayed=sum(one.delayed for one in shards),

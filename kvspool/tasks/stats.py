@@ -56,6 +56,11 @@ class TaskStats(msgspec.Struct, frozen=True):
     waits_for: str
     problem: str = ""
 
+    @property
+    def used(self) -> int:
+        """Return the tasks of the window from the lowest one that is not acknowledged to the highest one that was given out."""
+        return self.next - self.low
+
 
 def workers_of(shards: list[TaskStats]) -> list[TaskWorkerStats]:
     """Return the workers of a list, given the state in each shard. Those of one process in several shards count as one."""
