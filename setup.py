@@ -1,7 +1,8 @@
 """The compiled twins, and the description for a package index; every static fact about the project is in setup.cfg.
 
 The same source that Python interprets is compiled under another name, with the C types of a .pxd beside it. Sources that call each other
-for each record are compiled into one module. Only modules whose inputs have changed are built again, on all processors.
+for each record are compiled into one module. Cython's code for views of memory is in a module of its own, since compiling it takes longer
+than most twins. Only modules whose inputs have changed are built again, on all processors.
 
 Where there is no C compiler the extensions are left out, the wheel is one for every platform, and the package works all the same, slower.
 With KVSPOOL_REQUIRE_EXTENSIONS=1 in the environment, an extension that can't be built is an error instead.
@@ -30,6 +31,8 @@ PARTS = {  # of a module: further sources, each one after those that it imports
     "merge": ("following",),
     "tasks": ("waiting", "taking"),
 }
+VIEWS = "kvspool.kernel.views_c"  # no twin: Cython's own code, which all twins import
+FLAGS = ["-O3", "-g0"]  # a quarter of the time goes into what a debugger would want
 
 
 def twin(package: str, stem: str) -> Extension:
@@ -39,9 +42,21 @@ def twin(package: str, stem: str) -> Extension:
         [f"{package}/kernel/{part}_py.py" for part in (stem, *PARTS.get(stem, ()))],
         include_dirs=["kvspool/kernel"],
         depends=[f"{package}/kernel/{stem}_c.pxd", *glob("kvspool/kernel/*.pxd"), *glob("kvspool/kernel/*.h")],
-        extra_compile_args=["-O3", "-g0"],  # a quarter of the time goes into what a debugger would want
+        extra_compile_args=FLAGS,
         optional=not IS_REQUIRED,
     )
+
+
+def c_file(extension: Extension) -> Path:
+    """Return the path of an extension's C."""
+    if extension.name == VIEWS:
+        return Path(extension.sources[0])
+    return Path("build", "build" * (len(extension.sources) > 1), extension.sources[0]).with_suffix(".c")
+
+
+def inputs(extension: Extension) -> list[str]:
+    """Return the files that an extension's C is made from."""
+    return [] if extension.name == VIEWS else [*extension.sources, *extension.depends]
 
 
 def joined(sources: list[str]) -> str:
@@ -92,7 +107,7 @@ class BuildTwins(build_ext):
 
     def build_extensions(self) -> None:
         if self.can_compile():
-            self.extensions.sort(key=lambda extension: -sum(os.path.getsize(source) for source in extension.sources))  # the longest first
+            self.extensions.sort(key=lambda extension: -sum(map(os.path.getsize, inputs(extension))))  # the longest first
             self.make_c()
             self.remove_outdated()
             super().build_extensions()
@@ -103,12 +118,11 @@ class BuildTwins(build_ext):
 
     def make_c(self) -> None:
         """Make the C of each extension, if it is outdated, and let it be the extension's source."""
-        c_files = {one.name: Path("build", "build" * (len(one.sources) > 1), one.sources[0]).with_suffix(".c") for one in self.extensions}
-        outdated = [one for one in self.extensions if is_outdated(c_files[one.name], [*one.sources, *one.depends])]
+        outdated = [one for one in self.extensions if is_outdated(c_file(one), inputs(one))]
         if outdated:
             self.cythonize(outdated)
         for extension in self.extensions:
-            extension.sources = [str(c_files[extension.name])]
+            extension.sources = [str(c_file(extension))]
 
     def remove_outdated(self) -> None:
         """Remove outdated extensions: if one can't be built, none is better than an old one."""
@@ -121,9 +135,12 @@ class BuildTwins(build_ext):
         """Make the C of these extensions."""
         from Cython.Build import cythonize
 
+        twins = [one for one in extensions if one.name != VIEWS]
         cythonize(
-            [Extension(extension.name, [joined(extension.sources)], depends=extension.depends) for extension in extensions],
+            [Extension(twin.name, [joined(twin.sources)], depends=twin.depends) for twin in twins]
+            + [Extension(VIEWS, [str(c_file(one).relative_to("build"))]) for one in extensions if one.name == VIEWS],
             build_dir="build",
+            shared_utility_qualified_name=VIEWS,
             include_path=["."],  # of the .pxd of joined sources, which are in `build`
             force=True,  # it doesn't see that a .pxd under the other name has changed
             nthreads=self.parallel,
@@ -152,9 +169,10 @@ def description() -> str:
     return re.sub(r"\[([^\]]+)\]\((?!https?:)[^)]+\)", r"\1", Path("README.md").read_text(encoding="utf-8"))
 
 
-extensions = [twin(package, stem) for package, stems in STEMS.items() for stem in stems]
+twins = [twin(package, stem) for package, stems in STEMS.items() for stem in stems]
+views = Extension(VIEWS, [f"build/{VIEWS.replace('.', '/')}.c"], extra_compile_args=FLAGS, optional=not IS_REQUIRED)
 setup(
-    ext_modules=extensions,
+    ext_modules=[*twins, views],
     cmdclass={"bdist_wheel": TwinsWheel, "build_ext": BuildTwins},
     long_description=description(),
     long_description_content_type="text/markdown",

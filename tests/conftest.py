@@ -22,6 +22,8 @@ import kvspool
 
 settings.register_profile("kvspool", deadline=None)  # how long an example takes says more about the machine than about us
 settings.load_profile("kvspool")
+# A JVM of a test runs for seconds: half the work for the compiler, and none to verify what Spark's build has compiled.
+os.environ["JDK_JAVA_OPTIONS"] = "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a shell: processes of the tests would ignore Ctrl-C, too
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -26,7 +26,6 @@ import shard
 
 TOOLS = Path(__file__).parent.parent / "tools"
 SMALL = ["--bits", "1", "--capacity", "32MiB", "--writers", "2"]
-JAVA = "-XX:TieredStopAtLevel=1"  # Spark runs for seconds here: half the work for the compiler
 
 pytestmark = [
     pytest.mark.skipif(bool(os.environ.get("KVSPOOL_NO_EXTENSIONS")), reason="servers run on the compiled twin"),
@@ -43,7 +42,7 @@ def flights(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def run(output: Path, *options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(TOOLS / "flights.py"), "--output", str(output), *SMALL, *options]
-    return subprocess.run(command, env={**os.environ, "JDK_JAVA_OPTIONS": JAVA}, capture_output=True, text=True, timeout=280)
+    return subprocess.run(command, capture_output=True, text=True, timeout=280)
 
 
 def rows_of(root: Path) -> list[int]:

@@ -23,7 +23,7 @@ from hub.client import hubs
 from hub.client.connection import LONGEST_BACKOFF, SILENCE, Channel, Connection, Security, backoff
 from hub.client.copies_of_log import Copies
 from hub.client.log_sender import ASK_AGAIN, LOOK_AGAIN, PATIENCE, LogSender
-from hub.client.ship_status import SenderStatus, ShipStatus, State
+from hub.client.ship_status import SenderStatus, ShipStatus
 from hub.client.sources import open_source
 from hub.client_ids import check_client
 from hub.errors import HubError, HubFull, NotAllowed, QuotaExceeded, ShardDamaged, Silent, Unexpected, Unreachable
@@ -33,6 +33,7 @@ from kvspool import system
 from kvspool.engine.wakeups import BLIND_POLL, POLL, Watcher
 from kvspool.errors import KvspoolError
 from kvspool.options import Isolation
+from kvspool.system.attempts import Attempts
 from kvspool.system.handles import ClosingHandle, Handle, close_all
 
 LINGER = 0.002  # seconds
@@ -89,32 +90,24 @@ class HubShipper(ClosingHandle):
             for log in logs[len(self.senders) :]:
                 log.close()
             raise
-        self._stop = threading.Event()
-        self._state: State = "connecting"
-        self._error = ""
-        self._outages = 0
+        self._attempts = Attempts()
         self._bytes = 0
-        self._retry_at = 0.0
 
     # Running.
 
     def run(self, *, until_empty: bool = False) -> None:
         """Ship to the hub; see `Shipper.run`, which also sends the heartbeats of the durable readers."""
-        try:
+        with self._attempts.running():
             self._run(until_empty)
-            self._state = "stopped"
-        except BaseException:
-            self._state = "failed"
-            raise
 
     def _run(self, until_empty: bool) -> None:
         failures, patience = 0, 1
-        while not self._stop.is_set():
+        while not self._attempts.is_stopped:
             senders = self._live(until_empty)
             before = sum(sender.acked for sender in self.senders)
             try:
                 if not senders:
-                    self._rest(LOOK_AGAIN)
+                    self._attempts.wait(LOOK_AGAIN)
                     continue
                 self._call(senders, until_empty, self._silence * patience)
                 if until_empty:
@@ -124,18 +117,18 @@ class HubShipper(ClosingHandle):
                     self._channel.close()
                 has_progressed = sum(sender.acked for sender in self.senders) > before
                 failures = 1 if has_progressed else failures + 1
-                if has_progressed or self._state == "connecting":
+                if has_progressed or self._attempts.state == "connecting":
                     patience = max(1, patience // 2)
                 elif isinstance(error, Silent):
                     patience = min(2 * patience, MOST_PATIENCE)
-                self._rest(max(self._note(error, until_empty), backoff(failures)))
+                self._attempts.wait(max(self._note(error, until_empty), backoff(failures)))
         errors = [sender.error for sender in self.senders if sender.error is not None]
-        if until_empty and errors and not self._stop.is_set():
+        if until_empty and errors and not self._attempts.is_stopped:
             raise errors[0]
 
     def _call(self, senders: list[LogSender], until_empty: bool, silence: float) -> None:
         """Ship over one connection until it is finished or broken, or a quarantined sender may be retried."""
-        self._state = "connecting"
+        self._attempts.state = "connecting"
         logs = []
         for sender in senders:
             with self.quarantining(sender):
@@ -145,7 +138,7 @@ class HubShipper(ClosingHandle):
         opening = Opening(VERSION, self.client, len(self.senders).bit_length() - 1, logs)
         security = self._security()
         with Connection(self.hub, security, opening, silence, self._channel.to(self.hub, security)) as connection:
-            self._state, self._error = "connected", ""
+            self._attempts.succeed()
             session = ShipSession(self, connection, {log.index for log in logs}, until_empty)
             try:
                 session.run()
@@ -155,17 +148,17 @@ class HubShipper(ClosingHandle):
 
     def stop(self) -> None:
         """Make `run` return."""
-        self._stop.set()
+        self._attempts.stop()
 
     @property
     def is_connected(self) -> bool:
         """Return whether the hub accepts records now."""
-        return self._state == "connected"
+        return self._attempts.state == "connected"
 
     @property
     def is_stopping(self) -> bool:
         """Return whether `stop` was called."""
-        return self._stop.is_set()
+        return self._attempts.is_stopped
 
     def _live(self, until_empty: bool) -> list[LogSender]:
         """Return the senders that can be shipped now. Raises the error of the first one if no sender can be shipped, now or later."""
@@ -203,8 +196,7 @@ class HubShipper(ClosingHandle):
 
     def _note(self, error: HubError, until_empty: bool) -> float:
         """Note why a connection ended. Return the shortest time to wait, in seconds. Raises the error if a retry is useless."""
-        self._outages += 1
-        self._error = str(error)
+        self._attempts.fail(error)
         logger.warning("%s", error)
         if isinstance(error, HubFull | QuotaExceeded):
             return error.retry_after or LONGEST_BACKOFF
@@ -213,12 +205,6 @@ class HubShipper(ClosingHandle):
         if not isinstance(error, Unreachable | NotAllowed | Unexpected):
             raise error
         return 0.0
-
-    def _rest(self, seconds: float) -> None:
-        """Wait before the next attempt."""
-        self._state = "waiting"
-        self._retry_at = system.port.monotonic() + seconds
-        self._stop.wait(seconds)
 
     def keep_alive(self) -> None:
         """Send a heartbeat of each durable reader; see `LogSender.keep_alive`."""
@@ -240,14 +226,14 @@ class HubShipper(ClosingHandle):
         return ShipStatus(
             client=self.client,
             hub=self.hub,
-            state=self._state,
+            state=self._attempts.state,
             behind=sum(sender.behind for sender in senders),
             sent=sum(sender.sent for sender in senders),
             bytes=self._bytes,
             lost=sum(sender.lost for sender in senders),
-            outages=self._outages,
-            retry_in=max(0.0, self._retry_at - system.port.monotonic()) if self._state == "waiting" else 0.0,
-            error=self._error,
+            outages=self._attempts.outages,
+            retry_in=self._attempts.retry_in,
+            error=self._attempts.error,
             lanes=senders,
         )
 

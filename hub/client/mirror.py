@@ -13,7 +13,6 @@ from __future__ import annotations
 import fnmatch
 import logging
 import os
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -21,7 +20,7 @@ from hub.client import hubs
 from hub.client.connection import Security
 from hub.client.mirrored_shard import MirroredShard
 from hub.client.remote import RemoteHub
-from hub.client.ship_status import MirrorState, MirrorStatus, ShardMirrorStatus
+from hub.client.ship_status import MirrorStatus, ShardMirrorStatus
 from hub.errors import Conflict, HubError, HubFull, Malformed, NotAllowed, QuotaExceeded, Unreachable
 from hub.protocol import reading
 from hub.protocol.ingest import VERSION, Level
@@ -32,8 +31,9 @@ from hub.security import private
 from kvspool import system
 from kvspool.errors import KvspoolError, LogExists
 from kvspool.options import Isolation
+from kvspool.system.attempts import Attempts
 from kvspool.system.handles import ClosingHandle
-from kvspool.system.pauses import jittered
+from kvspool.system.pauses import growing
 from shard import descriptors
 
 IMPATIENT_WAIT = 0.05  # seconds, with `until_empty`
@@ -88,11 +88,7 @@ class Mirror(ClosingHandle):
         self._lock = take_lock(self.root, lock, f"another mirror pulls {self.source} into {self.root}")
         self._shards: dict[tuple[str, int], MirroredShard] = {}
         self._open: dict[tuple[str, int], MirroredShard] = {}  # the most recently used ones are last
-        self._stop = threading.Event()
-        self._state: MirrorState = "connecting"
-        self._error = ""
-        self._outages = 0
-        self._retry_at = 0.0
+        self._attempts = Attempts()
 
     # Running.
 
@@ -103,32 +99,28 @@ class Mirror(ClosingHandle):
         An outage is no error: the mirror retries until the source is back. A shard that can't be pulled is retried now and then; with
         `until_empty`, its error is raised once the others are done. Raises Conflict if the source serves this same root.
         """
-        backoff = FIRST_BACKOFF
-        while not self._stop.is_set():
-            try:
-                self._state = "connecting"
-                with RemoteHub(self.source, security=self._security()) as hub:
-                    self._session(hub, until_empty)
-                break
-            except HubError as error:
-                if self._state == "connected":
-                    backoff = FIRST_BACKOFF
-                self._rest(max(self._note(error), jittered(backoff)))
-                backoff = min(2 * backoff, LONGEST_BACKOFF)
-        self._state = "stopped"
-        errors = [shard.error for shard in self._shards.values() if shard.error is not None]
-        if until_empty and errors and not self._stop.is_set():
-            self._state = "failed"
-            raise errors[0]
+        with self._attempts.running():
+            while not self._attempts.is_stopped:
+                try:
+                    self._attempts.state = "connecting"
+                    with RemoteHub(self.source, security=self._security()) as hub:
+                        self._session(hub, until_empty)
+                    break
+                except HubError as error:
+                    least = self._note(error)
+                    self._attempts.wait(max(least, growing(self._attempts.failures, FIRST_BACKOFF, LONGEST_BACKOFF)))
+            errors = [shard.error for shard in self._shards.values() if shard.error is not None]
+            if until_empty and errors and not self._attempts.is_stopped:
+                raise errors[0]
 
     def stop(self) -> None:
         """Make `run` return."""
-        self._stop.set()
+        self._attempts.stop()
 
     @property
     def is_stopped(self) -> bool:
         """Return whether `stop` was called."""
-        return self._stop.is_set()
+        return self._attempts.is_stopped
 
     def _session(self, hub: RemoteHub, until_empty: bool) -> None:
         """Pull until `stop` is called, all records are stored, or the connection breaks."""
@@ -137,10 +129,10 @@ class Mirror(ClosingHandle):
             raise Malformed(f"{self.source} speaks version {server.version} of the protocol; this is version {VERSION}")
         if server.root == self._id:
             raise Conflict(f"{self.source} serves {self.root} itself; a mirror needs a root of its own")
-        self._state, self._error = "connected", ""
+        self._attempts.succeed()
         isolation: Isolation = self._isolation or ("synced" if server.level == "disk" else "appended")
         token, wait = "", 0.0
-        while not self._stop.is_set():
+        while not self._attempts.is_stopped:
             changes = hub.changes(token, wait)
             if changes.root != server.root:
                 raise Unreachable(f"{self.source} is now another hub than before")
@@ -168,7 +160,7 @@ class Mirror(ClosingHandle):
         """Give a turn to every shard with new records. Return whether one of them may have more. Raises errors that concern all of them."""
         is_busy = False
         for key, shard in self._shards.items():
-            if self._stop.is_set():
+            if self._attempts.is_stopped:
                 break
             if shard.is_current or shard.retry_at > system.port.monotonic():
                 continue
@@ -207,20 +199,13 @@ class Mirror(ClosingHandle):
 
     def _note(self, error: HubError) -> float:
         """Note why a connection ended. Return the shortest time to wait, in seconds. Raises the error if a retry is useless."""
-        self._outages += 1
-        self._error = str(error)
+        self._attempts.fail(error)
         logger.warning("%s", error)
         if isinstance(error, HubFull | QuotaExceeded):
             return error.retry_after or 0.0
         if not isinstance(error, Unreachable | NotAllowed):
-            self._state = "failed"
             raise error
         return 0.0
-
-    def _rest(self, seconds: float) -> None:
-        self._state = "waiting"
-        self._retry_at = system.port.monotonic() + seconds
-        self._stop.wait(seconds)
 
     def _keep_open(self, key: tuple[str, int], shard: MirroredShard) -> None:
         """Keep a shard open; if many are open, close the least recently used one."""
@@ -248,14 +233,14 @@ class Mirror(ClosingHandle):
         return MirrorStatus(
             source=self.source,
             root=str(self.root),
-            state=self._state,
+            state=self._attempts.state,
             behind=sum(shard.behind for shard in shards),
             pulled=sum(shard.pulled for shard in shards),
             bytes=sum(one.bytes for one in known),
             lost=sum(shard.lost for shard in shards),
-            outages=self._outages,
-            retry_in=max(0.0, self._retry_at - system.port.monotonic()) if self._state == "waiting" else 0.0,
-            error=self._error,
+            outages=self._attempts.outages,
+            retry_in=self._attempts.retry_in,
+            error=self._attempts.error,
             shards=shards,
         )
 

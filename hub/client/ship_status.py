@@ -6,9 +6,10 @@ from typing import Literal
 
 import msgspec
 
-State = Literal["connecting", "connected", "degraded", "waiting", "stopped", "failed"]
+from kvspool.system.attempts import AttemptState
+
+State = Literal[AttemptState, "degraded"]
 """degraded: of several hubs, some are connected and others are not."""
-MirrorState = Literal["connecting", "connected", "waiting", "stopped", "failed"]
 
 
 class SenderStatus(msgspec.Struct, frozen=True):
@@ -76,7 +77,7 @@ class MirrorStatus(msgspec.Struct, frozen=True):
 
     source: str
     root: str
-    state: MirrorState
+    state: AttemptState
     behind: int
     pulled: int
     bytes: int

@@ -36,7 +36,7 @@ from hub.pipeline.decode import RECORD_FIELDS, BadFile, Decoder, Plan
 from hub.pipeline.errors import BadRecords, SchemaError
 from hub.pipeline.holds import GroupHold, Hold, ReaderHold
 from hub.pipeline.infer import infer
-from hub.pipeline.job import RECORD_TIME, Codec
+from hub.pipeline.job import CODECS, ONE_COLUMN, RECORD_TIME, Codec
 from hub.pipeline.sample import first_values, plain_decoder
 from hub.pipeline.schema import INFER, SchemaField, ddl, parse_schema
 from hub.spark.errors import DataLossError
@@ -50,7 +50,6 @@ from hub.tables.place import TablePlace
 from kvspool import Gap, system
 from kvspool.system.handles import ClosingHandle
 
-CODECS = ("json", "msgpack", "keyed", "text", "raw")
 EVERY = 5.0  # seconds between two commits of a follower, at least
 ROWS = 2_000_000  # records of a commit, at most
 LOOK = 0.05  # seconds between two looks of a waiting follower
@@ -160,7 +159,7 @@ class TableAppender(ClosingHandle):
         try:
             if group:
                 self._hold = GroupHold(source.path, self.shards, group)
-            fields = () if codec in ("text", "raw") else self._fields(codec, schema)
+            fields = () if codec in ONE_COLUMN else self._fields(codec, schema)
             bad = "" if self.place.local is None else f"{self.place.uri}_bad"
             self.plan = Plan(codec, fields, time, bad, not keep_bad, name or "table", folders=tuple(partition_by))
             columns = pa.schema([pa.field(field.name, field.kind.arrow) for field in self.plan.columns])

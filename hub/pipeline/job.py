@@ -23,6 +23,8 @@ from kvspool.errors import NotAFile
 from kvspool.system import documents
 
 Codec = Literal["json", "msgpack", "keyed", "text", "raw"]
+CODECS: tuple[str, ...] = get_args(Codec)
+ONE_COLUMN = {"text": "text", "raw": "value"}  # codecs without a schema, and the names of their columns
 Format = Literal["delta", "iceberg", "parquet", "kvspool"]
 OnBad = Literal["keep", "fail"]
 Mode = Literal["append", "complete", "merge"]
@@ -336,10 +338,9 @@ def _check(job: Job) -> None:
 
 def _check_decode(job: Job) -> None:
     decode = job.decode
-    if decode.codec in ("text", "raw") and decode.schema:
-        name = "text" if decode.codec == "text" else "value"
-        raise JobError(f"{job.path}: [decode] schema: codec {decode.codec} has one column, named {name}")
-    if decode.codec not in ("text", "raw") and not decode.schema:
+    if decode.codec in ONE_COLUMN and decode.schema:
+        raise JobError(f"{job.path}: [decode] schema: codec {decode.codec} has one column, named {ONE_COLUMN[decode.codec]}")
+    if decode.codec not in ONE_COLUMN and not decode.schema:
         raise JobError(f'{job.path}: [decode] schema: missing; give fields such as "carrier string, dep_delay int", or "infer"')
     if not 1 <= decode.sample <= 1_000_000:
         raise JobError(f"{job.path}: [decode] sample: 1 to 1,000,000 records, not {decode.sample}")
@@ -423,5 +424,3 @@ def _check_duration(job: Job, table: str, key: str, text: str, *, may_be_0: bool
     if length == 0 and not may_be_0:
         raise JobError(f"{job.path}: [{table}] {key}: must be longer than 0")
 
-
-assert {"json", "msgpack", "keyed"} < set(get_args(Codec))

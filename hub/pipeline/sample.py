@@ -9,7 +9,7 @@ import msgspec
 
 from hub.pipeline.errors import SchemaError
 from hub.pipeline.infer import Inferred, infer
-from hub.pipeline.job import Job
+from hub.pipeline.job import ONE_COLUMN, Job
 from hub.spark.opening import open_shards
 from hub.spark.options import ReadOptions
 from hub.spark.shards import SparkShards
@@ -18,7 +18,7 @@ from kvspool import Gap
 
 def infer_job(job: Job) -> Inferred:
     """Return the schema of the source's available records. Raises SchemaError if there is none, KvspoolError for unreadable records."""
-    if job.decode.codec in ("text", "raw"):
+    if job.decode.codec in ONE_COLUMN:
         raise SchemaError(f"{job.path}: [decode] codec {job.decode.codec} has one column, and nothing to infer")
     shards = open_shards(ReadOptions.parse(job.source.options))
     try:

@@ -35,6 +35,7 @@ class RecentRecords(msgspec.Struct, frozen=True, kw_only=True):
     records: list[RecentRecord]
 
 
-RecordsOf = Callable[[str | None, str, int, int | None, str], RecentRecords]
-"""Returns the newest records of a shard. Arguments: a token, the client, the shard, the sequence before which the records are (None: the
-end), the caller's address for the log. Raises NotAuthenticated, NotAllowed, NotFound and the errors of reading a log."""
+RecordsOf = Callable[[list[str], str, int, int | None, str], RecentRecords]
+"""Returns the newest records of a shard. Arguments: the values of the caller's authorization headers, the client, the shard, the sequence
+before which the records are (None: the end), the caller's address for the log. Raises NotAuthenticated, NotAllowed, NotFound and the
+errors of reading a log."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from kvspool import system
 from kvspool.system import disk
+from kvspool.system.pauses import Interval
 
 DRAINING = "draining"
 LOOK_EVERY = 1.0  # seconds
@@ -23,15 +24,13 @@ class Drain:
     def __init__(self, private: Path) -> None:
         """private: the directory of the hub's own files."""
         self._path = private / DRAINING
-        self._looked = -LOOK_EVERY
+        self._interval = Interval(LOOK_EVERY)
         self._is_set = False
 
     @property
     def is_set(self) -> bool:
         """Return whether records are refused."""
-        now = system.port.monotonic()
-        if now >= self._looked + LOOK_EVERY:
-            self._looked = now
+        if self._interval.is_over():
             self._is_set = system.port.look_up(self._path) is not None
         return self._is_set
 

@@ -14,6 +14,7 @@ Refused callers get no reason.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hub.errors import NotAllowed, NotAuthenticated
@@ -47,14 +48,15 @@ class Authentication:
             raise self._refused(error, f"method {call.method.rpartition('/')[2]}, from {where}") from None
         return Standing(self, principal, where)
 
-    def bearer(self, token: str | None, where: str) -> Standing:
-        """Return the caller with a token, of a connection that can't show a certificate. Raises NotAuthenticated."""
+    def bearer(self, shown: list[str], where: str) -> Standing:
+        """Return the caller of a connection that can't show a certificate. Raises NotAuthenticated.
+
+        shown: the values of its authorization headers.
+        """
         try:
             if self._uses_certificates and not self.access.is_anonymous:
                 raise NotAuthenticated("this hub requires certificates of its clients, which the page can't check")
-            if token is None and not self.access.is_anonymous:
-                raise NotAuthenticated("no token was sent")
-            return Standing(self, self.access.authenticate(token or ""), where)
+            return Standing(self, self.access.authenticate("" if self.access.is_anonymous else _bearer(shown)), where)
         except NotAuthenticated as error:
             raise self._refused(error, f"of the page, from {where}") from None
 
@@ -126,7 +128,7 @@ def address_of(call: Call) -> str:
     return f"{host} port {port}"
 
 
-def _bearer(values: list[str | bytes]) -> str:
+def _bearer(values: Sequence[str | bytes]) -> str:
     """Return the token of an authorization header. Raises NotAuthenticated if there is not exactly one."""
     if not values:
         raise NotAuthenticated("no token was sent")

@@ -9,9 +9,9 @@ from hub.protocol.status import MemberStatus, ReaderStatus, TaskListStatus, Task
 from hub.root import positions, requeued, tasks
 from hub.root.holds import RetentionHolds
 from hub.root.store import ShardSizes
-from kvspool import system
 from kvspool.groups.files import SUFFIX
 from kvspool.groups.stats import look
+from kvspool.system.pauses import Interval
 from kvspool.tasks.stats import TaskStats, workers_of
 from shard import route
 
@@ -25,17 +25,15 @@ class LagMonitor:
         self.statuses: list[ReaderStatus] = []
         self._root = root
         self._holds = RetentionHolds(root)
-        self._looks_at = 0.0
+        self._interval = Interval(INTERVAL)
 
     def look(self, count: Callable[[], dict[str, dict[int, ShardSizes]]]) -> None:
         """Compare the readers' commits with the contents of the shards, which `count` returns, unless the last check was a moment ago.
 
         A reader without a position in a shard, or with unreadable ones, has read nothing of it; one with an owner doesn't read that shard.
         """
-        now = system.port.monotonic()
-        if now < self._looks_at:
+        if not self._interval.is_over():
             return
-        self._looks_at = now + INTERVAL
         sizes, readers = count(), self._holds.readers()
         lags = dict.fromkeys(readers, 0)
         for client, shards in sizes.items():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hub.root.catalogue import Catalogue
 from hub.root.store import MIRRORED
-from kvspool import system
+from kvspool.system.pauses import Interval
 
 INTERVAL = 10.0  # seconds between two checks
 
@@ -19,12 +19,11 @@ class MirrorMarks:
         self.clients: frozenset[str] = frozenset()
         self._root = root
         self._catalogue = catalogue
-        self._looks_at = 0.0
+        self._interval = Interval(INTERVAL)
 
     def look(self) -> None:
         """Look for the marks of mirrors in the shards of all clients, unless the last check was a moment ago."""
-        if system.port.monotonic() < self._looks_at:
+        if not self._interval.is_over():
             return
-        self._looks_at = system.port.monotonic() + INTERVAL
         found = self._catalogue.clients().items()
         self.clients = frozenset(name for name, one in found if any(os.path.lexists(path / MIRRORED) for _, path in one.paths(self._root)))

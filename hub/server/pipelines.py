@@ -8,6 +8,7 @@ from hub.protocol.status import PipelineStatus
 from hub.root import pipeline_progress
 from hub.root.pipeline_progress import PipelineProgress
 from kvspool import system
+from kvspool.system.pauses import Interval
 
 INTERVAL = 1.0  # seconds between two checks
 LONGEST_ERROR = 500  # characters
@@ -19,13 +20,12 @@ class Pipelines:
     def __init__(self, root: Path) -> None:
         self.statuses: list[PipelineStatus] = []
         self._root = root
-        self._looks_at = 0.0
+        self._interval = Interval(INTERVAL)
 
     def look(self) -> None:
         """Read the files, unless the last check was a moment ago. Files that no pipeline wrote are ignored."""
-        if system.port.monotonic() < self._looks_at:
+        if not self._interval.is_over():
             return
-        self._looks_at = system.port.monotonic() + INTERVAL
         now = system.port.now()
         self.statuses = [_status(one, now) for one in pipeline_progress.all_of(self._root)]
 

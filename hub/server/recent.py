@@ -29,12 +29,13 @@ class RecentReader:
         self._authentication = authentication
         self._index = index
 
-    def read(self, token: str | None, client: str, shard: int, before: int | None, where: str) -> RecentRecords:
+    def read(self, shown: list[str], client: str, shard: int, before: int | None, where: str) -> RecentRecords:
         """Return at most `MOST` records below the sequence `before`, or at the end, the newest first.
 
-        where: the caller's address, for the log. Raises NotAuthenticated, NotAllowed, NotFound, Malformed, Corruption, LockTimeout.
+        shown: the values of the caller's authorization headers. where: its address, for the log. Raises NotAuthenticated, NotAllowed,
+        NotFound, Malformed, Corruption, LockTimeout.
         """
-        caller = self._authentication.bearer(token, where)
+        caller = self._authentication.bearer(shown, where)
         caller.check(caller.may_read(client), f"read {client}")
         if before is not None and before < 0:
             raise Malformed(f"a sequence is not negative, as {before} is")

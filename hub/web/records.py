@@ -51,7 +51,8 @@ class RecordBrowser:
         except TimeoutError:
             return sentence(503, "other records are being read; try again")
         where = f"{request.client.host} port {request.client.port}" if request.client else "unknown"
-        reading = asyncio.create_task(asyncio.to_thread(self._records_of, _token(request), client, shard, before, where))
+        shown = request.headers.getlist("authorization")
+        reading = asyncio.create_task(asyncio.to_thread(self._records_of, shown, client, shard, before, where))
         reading.add_done_callback(lambda _: self._turn.release())  # also if the browser is gone before that
         try:
             return json_answer(await asyncio.shield(reading))
@@ -78,8 +79,3 @@ def _place(request: Request) -> tuple[str, int, int | None]:
     if "client" not in query or "shard" not in numbers:
         raise ValueError("name a client and a shard: /api/records?client=ID&shard=N")
     return query["client"], int(numbers["shard"]), int(numbers["before"]) if "before" in numbers else None
-
-
-def _token(request: Request) -> str | None:
-    scheme, _, token = request.headers.get("authorization", "").partition(" ")
-    return token.strip() if scheme.lower() == "bearer" else None

@@ -16,7 +16,6 @@ from itertools import chain
 from pathlib import Path
 
 import kvspool
-from kvspool import system
 from kvspool.errors import LockTimeout
 from kvspool.log import Log
 from kvspool.options import Isolation
@@ -24,8 +23,9 @@ from kvspool.otel.collector import SILENCE, Collector, CollectorAccess, Collecto
 from kvspool.otel.errors import CollectorAway, CollectorRefuses, CollectorSilent, RequestRejected
 from kvspool.otel.rejected import Rejected
 from kvspool.otel.signals import READER, SIGNALS, CollectorAnswer, joined, why_unknown
-from kvspool.otel.status import CollectorState, CollectorStatus
+from kvspool.otel.status import CollectorStatus
 from kvspool.record import Gap, Record
+from kvspool.system.attempts import Attempts
 from kvspool.system.handles import ClosingHandle, close_all
 from kvspool.system.pauses import growing
 
@@ -70,12 +70,9 @@ class CollectorShipper(ClosingHandle):
             self.log.close()
             raise
         self._rejected = Rejected(self.log, reader)
-        self._stop = threading.Event()
-        self._state: CollectorState = "connecting"
-        self._sent = self._requests = self._bytes = self._lost = self._refused = self._refused_items = self._outages = 0
-        self._failures = 0  # since the last success
-        self._retry_at = 0.0
-        self._error = self._warning = ""
+        self._attempts = Attempts()
+        self._sent = self._requests = self._bytes = self._lost = self._refused = self._refused_items = 0
+        self._warning = ""
 
     @property
     def path(self) -> Path:
@@ -88,18 +85,13 @@ class CollectorShipper(ClosingHandle):
         An outage of the collector, wrong credentials, and errors of the system are no ends: the shipper retries. Raises the errors of the
         log, such as Corruption, LogVanished and Closed.
         """
-        try:
-            with suppress(_StoppedByUser):
-                while self._deliver_some(until_empty):
-                    pass
-            self._state = "stopped"
-        except BaseException:
-            self._state = "failed"
-            raise
+        with self._attempts.running(), suppress(_StoppedByUser):
+            while self._deliver_some(until_empty):
+                pass
 
     def _deliver_some(self, until_empty: bool) -> bool:
         """Deliver the next records. Return False at the end."""
-        if self._stop.is_set():
+        if self._attempts.is_stopped:
             return False
         before = self._reader.sequence
         try:
@@ -170,7 +162,7 @@ class CollectorShipper(ClosingHandle):
             except (CollectorAway, CollectorRefuses) as error:
                 self._pause(error)
                 continue
-            self._state, self._error, self._failures = "connected", "", 0
+            self._attempts.succeed()
             self._collector.silence = max(self._silence, self._collector.silence / 2)
             self._requests += 1
             self._bytes += len(body)
@@ -184,36 +176,31 @@ class CollectorShipper(ClosingHandle):
 
     def _pause(self, error: Exception) -> None:
         """Wait before the next attempt. Raises _StoppedByUser."""
-        self._outages += 1
-        self._failures += 1
-        if str(error) != self._error:
+        if str(error) != self._attempts.error:
             logger.warning("%s: %s", self.path, error)
-        self._error = str(error)
+        self._attempts.fail(error)
         if isinstance(error, CollectorSilent):
             self._collector.silence = min(self._collector.silence * 2, LONGEST_SILENCE)
-        pause = growing(self._failures, FIRST_PAUSE, LONGEST_PAUSE)
-        pause = max(pause, min(getattr(error, "retry_after", None) or 0.0, LONGEST_RETRY_AFTER))
-        self._retry_at = system.port.monotonic() + pause
-        self._state = "waiting"
-        if self._stop.wait(pause):
+        pause = growing(self._attempts.failures, FIRST_PAUSE, LONGEST_PAUSE)
+        self._attempts.wait(max(pause, min(getattr(error, "retry_after", None) or 0.0, LONGEST_RETRY_AFTER)))
+        if self._attempts.is_stopped:
             raise _StoppedByUser
 
     def stop(self) -> None:
         """Make `run` return, once the collector has answered the request under way, or after `GRACE` seconds."""
-        if not self._stop.is_set():
-            self._stop.set()
+        if not self._attempts.is_stopped:
+            self._attempts.stop()
             timer = threading.Timer(GRACE, self._collector.abort)
             timer.daemon = True
             timer.start()
 
     def status(self) -> CollectorStatus:
         """Return the current state. Can be called by other threads."""
-        waits = self._state == "waiting"
         return CollectorStatus(
             log=str(self.path),
             reader=self._reader.name,
             endpoint=str(self.endpoint),
-            state=self._state,
+            state=self._attempts.state,
             behind=max(0, self.log.end() - self._reader.committed) if not self.log.closed else 0,
             sent=self._sent,
             requests=self._requests,
@@ -221,9 +208,9 @@ class CollectorShipper(ClosingHandle):
             lost=self._lost,
             rejected=self._refused,
             rejected_items=self._refused_items,
-            outages=self._outages,
-            retry_in=max(0.0, self._retry_at - system.port.monotonic()) if waits else 0.0,
-            error=self._error,
+            outages=self._attempts.outages,
+            retry_in=self._attempts.retry_in,
+            error=self._attempts.error,
             warning=self._warning,
         )
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
 
-CollectorState = Literal["connecting", "connected", "waiting", "stopped", "failed"]
+from kvspool.system.attempts import AttemptState
 
 
 class CollectorStatus(msgspec.Struct, frozen=True):
@@ -22,7 +20,7 @@ class CollectorStatus(msgspec.Struct, frozen=True):
     log: str
     reader: str
     endpoint: str
-    state: CollectorState
+    state: AttemptState
     behind: int
     sent: int
     requests: int

@@ -30,7 +30,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """One session of two cores in which a task may fail once."""
     pytest.importorskip("pyspark")
-    from processes_of_spark import JAVA
     from pyspark.sql import SparkSession
 
     from hub.spark import register, session_settings
@@ -45,7 +44,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     builder = SparkSession.builder.master("local[2,2]").appName("tests")
     settings = {
         **session_settings(cores=2),
-        "spark.driver.extraJavaOptions": JAVA,
         "spark.python.authenticate.socketTimeout": "120",  # a busy machine may take longer than 15 s to start a process
         "spark.ui.enabled": "false",
         "spark.driver.host": "127.0.0.1",

@@ -16,8 +16,6 @@ from hub.spark.java import use_java
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 120  # seconds, against a hang
-# A JVM of a test runs for seconds: half the work for the compiler, and none to verify what Spark's build has compiled.
-JAVA = "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 class Servers:
@@ -33,7 +31,6 @@ class Servers:
             "SPARK_HOME": str(home),
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_DAEMON_MEMORY": "256m",
-            "SPARK_DAEMON_JAVA_OPTS": JAVA,
             "PYSPARK_PYTHON": sys.executable,
             "PYTHONPATH": str(ROOT),
         }

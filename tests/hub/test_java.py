@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from commands import Run
-from processes_of_spark import JAVA
 
 import hub.cli.hub
 import kvspool
@@ -156,11 +155,10 @@ import json, os, sys
 from pathlib import Path
 from pyspark.errors import AnalysisException
 import hub.spark.source
-log, hidden, shown, options = sys.argv[1:]
+log, hidden, shown = sys.argv[1:]
 os.rename(hidden, shown)  # from now on a new Python finds another package of the name `hub`, and it is broken
 settings = {"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", "spark.driver.memory": "512m"}
 settings |= {"spark.python.worker.reuse": "false", "spark.sql.warehouse.dir": log + ".warehouse"}
-settings |= {"spark.driver.extraJavaOptions": options}
 spark = hub.spark.session("java", master="local[1]", settings=settings)
 said = {"java": spark._jvm.java.lang.System.getProperty("java.home")}
 spark.sparkContext.setLogLevel("OFF")
@@ -201,7 +199,7 @@ def test_spark_runs_on_the_packaged_java_and_knows_the_format_and_a_failure_affe
     apart = "JAVA_HOME", "KVSPOOL_JRE", "PYSPARK_PYTHON", "SPARK_HOME"
     variables = {name: value for name, value in os.environ.items() if name not in apart}
     variables |= {"PATH": str(programs), "PYTHONPATH": f"{tmp_path / 'modules'}:{ROOT}", "SPARK_LOCAL_IP": "127.0.0.1"}
-    words = map(str, (tmp_path / "log", tmp_path / "broken", tmp_path / "modules" / "hub", JAVA))
+    words = map(str, (tmp_path / "log", tmp_path / "broken", tmp_path / "modules" / "hub"))
     command = [sys.executable, "-c", PROGRAM, *words]
     done = subprocess.run(command, env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=110)
 

@@ -87,6 +87,9 @@ def test_records_need_a_token_with_the_right_to_read_the_client(page: HubPage, p
         assert "number" not in answer.text
     wrong = httpx.get(f"{page.url}api/records?client=jfk&shard=0", headers={"Authorization": "Bearer kvs_no"}, trust_env=False)
     assert (wrong.status_code, wrong.text) == (401, "not authenticated\n")
+    token = f"Bearer {(place / 'desk').read_text().strip()}"
+    twice = [("Authorization", token), ("Authorization", token)]
+    assert httpx.get(f"{page.url}api/records?client=jfk&shard=0", headers=twice, trust_env=False).status_code == 401
     assert ask(page, place, shard=1).status_code == 404
 
 
@@ -122,7 +125,7 @@ def test_records_are_only_for_browsers_on_the_host_of_the_hub(page: HubPage, pla
 def test_a_hub_that_requires_certificates_shows_no_records(place: Path) -> None:
     reader = RecentReader(Authentication(Access.load(place / "access.toml"), uses_certificates=True), None)  # type: ignore[arg-type]
     with pytest.raises(Exception, match="not authenticated"):
-        reader.read((place / "desk").read_text().strip(), "jfk", 0, None, "here")
+        reader.read([f"Bearer {(place / 'desk').read_text().strip()}"], "jfk", 0, None, "here")
 
 
 def test_a_hub_without_authentication_needs_no_token(tmp_path: Path) -> None:
@@ -144,5 +147,5 @@ def test_a_gap_is_shown_by_its_sequences(tmp_path: Path) -> None:
         log.append(b"one")
         log.append_arrow(pa.table({"value": [b"two"]}), at=10)
     with HubServer(tmp_path / "root", access=Access.anonymous(), listen=("127.0.0.1", 0), least_free=0) as server:
-        found = server.recent.read(None, "jfk", 0, None, "here").records
+        found = server.recent.read([], "jfk", 0, None, "here").records
     assert [(one.sequence, one.lost, one.value) for one in found] == [(10, 0, "two"), (1, 9, ""), (0, 0, "one")]

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from processes_of_spark import JAVA
 from serving import HubServer
 from sessions import MARKS
 
@@ -53,7 +52,6 @@ files = 2
 
 [spark]
 master = "local[1]"
-conf = {{ "spark.driver.extraJavaOptions" = "{java}" }}
 """
 
 
@@ -81,7 +79,7 @@ def ship(folder: Path, server: HubServer, rows: range) -> None:
 
 def job_at(folder: Path, server: HubServer, *, source: str = "") -> Any:
     path = folder / "totals.toml"
-    path.write_text(JOB.format(hub=server.location, source=source, java=JAVA))
+    path.write_text(JOB.format(hub=server.location, source=source))
     return load(path)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from processes_of_spark import JAVA, Servers, confs
+from processes_of_spark import Servers, confs
 
 import shard
 
@@ -77,8 +77,6 @@ SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.scheduler.minRegisteredResourcesRatio": "1.0",
     "spark.scheduler.maxRegisteredResourcesWaitingTime": "100s",
-    "spark.executor.extraJavaOptions": JAVA,
-    "spark.driver.extraJavaOptions": JAVA,
 }
 HERE = ("--host", "127.0.0.1", "--webui-port", "0")
 pytestmark = [
