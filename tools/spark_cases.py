@@ -476,7 +476,7 @@ def failover(spark: Any, logs: Logs, rounds: int, size: Size) -> Iterator[dict[s
                     os.kill(servers.pids[0], loss)
                     start = time.perf_counter()
                     log.append(b"1")
-                    hub_cases.until(lambda: sum(one.numInputRows for one in query.recentProgress) == 2)  # noqa: B023
+                    hub_cases.until(lambda: sum(one.numInputRows for one in query.recentProgress) == 2)
                     times.append((time.perf_counter() - start) * 1000)
         yield hub_cases.alone(f"spark failover: a hub is {what}", "ms", times, hub_cases.FAILOVER)
 
