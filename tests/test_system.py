@@ -132,6 +132,16 @@ def test_the_process_is_described_as_the_kernel_sees_it() -> None:
     assert in_child(lambda: port.process_start(os.getpid())) >= port.process_start(os.getpid())
 
 
+def test_the_start_of_this_process_is_read_once_and_again_in_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    port = Port()
+    start = port.process_start(os.getpid())
+    other = port.process_start(os.getppid())
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: "1 (other) S " + "7 " * 30)
+    assert (port.process_start(os.getpid()), port.process_start(os.getppid())) == (start, 7) != (start, other)
+    assert in_child(lambda: port.process_start(os.getpid())) == 7
+    assert in_child(lambda: port.process_start(os.getppid())) == 7
+
+
 def test_a_process_whose_name_holds_anything_is_described(tmp_path: Path) -> None:
     program = tmp_path / "a ) R 1 (b"
     program.symlink_to("/bin/cat")

@@ -11,6 +11,7 @@ import json
 import multiprocessing
 import os
 import shutil
+import signal
 import socket
 import statistics
 import struct
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +28,8 @@ KVSPOOL = Path(sys.executable).with_name("kvspool")
 LARGE = 2000  # bytes of the records that the old kind of hub was measured with
 OLD_BATCHES = {32: 5.0, 512: None}  # records per request to it, and the ratio to reach
 BATCH = 1 << 20  # bytes
+FAILOVER = 5000.0  # ms
+LOSSES = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}  # of a hub; one that is stopped is silent, as if its host were lost
 spawn = multiprocessing.get_context("spawn")
 
 
@@ -300,7 +304,8 @@ def cases(folder: Path, rounds: int, wanted: Callable[[str], bool], size: Size) 
     pki = folder / "pki"
     names = ["--name", "localhost", "--name", "127.0.0.1"]
     subprocess.run([str(KVSPOOL), "hub", "certificate", "init", str(pki), *names], check=True, stdout=subprocess.DEVNULL)
-    for name, case in (("ingest", ingest), ("copies", copies), ("disk", disk), ("latency", latency), ("resume", resume), ("list", listing)):
+    found = {"ingest": ingest, "copies": copies, "disk": disk, "latency": latency, "resume": resume, "list": listing, "failover": failover}
+    for name, case in found.items():
         if wanted(f"hub {name}"):
             yield from case(folder, pki, rounds, size)
 
@@ -444,6 +449,78 @@ def listing(folder: Path, pki: Path, rounds: int, size: Size) -> Iterator[dict[s
     shutil.rmtree(root)
     for name, times in found.items():
         yield alone(f"hub list: {size.listed} x {SHARDS} shards, {name}", "ms", times, None if name == "after a start" else 1000.0)
+
+
+def failover(folder: Path, pki: Path, rounds: int, size: Size) -> Iterator[dict[str, object]]:
+    """One of two hubs is killed, or stopped as if its host were lost: the time until the next record is acknowledged, and at a reader."""
+    found: dict[str, list[float]] = {}
+    for number in range(rounds):
+        for what, loss in LOSSES.items():
+            took = _failed_over(folder / f"{what}{number}", pki, loss)
+            for who, milliseconds in zip(("shipper", "reader"), took, strict=True):
+                found.setdefault(f"hub failover: {who}, a hub is {what}", []).append(milliseconds)
+    for name, times in found.items():
+        yield alone(name, "ms", times, FAILOVER)
+
+
+@contextmanager
+def two_copies(folder: Path, pki: Path) -> Iterator[tuple[Any, Any, Server]]:
+    """Ship a log to two hubs, which have its first record. Yield it, its shipper and the hubs; the first one may be killed or stopped."""
+    import kvspool
+    from hub.client.connection import Security
+    from hub.client.shipper import Shipper
+
+    folder.mkdir()
+    security = Security(authorities=(pki / "ca.pem").read_bytes())
+    with ExitStack() as stack:
+        log = stack.enter_context(kvspool.create(folder / "log", capacity="1MiB"))
+        servers = stack.enter_context(hub_servers(folder, pki, "process", 2))
+        stack.callback(os.kill, servers.pids[0], signal.SIGCONT)
+        options: dict[str, Any] = {"copies": 2, "degraded": "continue", "security": security}
+        shipper = stack.enter_context(Shipper(folder / "log", servers.location.split(","), client="log", **options))
+        run = stack.enter_context(ThreadPoolExecutor(1)).submit(shipper.run)
+        stack.callback(run.result)
+        stack.callback(shipper.stop)
+        log.append(b"0")
+        until(lambda: all(one.lanes[0].acknowledged == 1 for one in shipper.status().copies))
+        yield log, shipper, servers
+
+
+def acknowledged(shipper: Any) -> int:
+    """Return the sequence of a log below which its copies are acknowledged."""
+    return int(shipper.status().lanes[0].acknowledged)
+
+
+def until(is_done: Callable[[], bool]) -> None:
+    """Wait for something."""
+    while not is_done():
+        time.sleep(0.002)
+
+
+def _failed_over(folder: Path, pki: Path, loss: signal.Signals) -> tuple[float, float]:
+    """Return the milliseconds from the loss of a hub until a record that is appended then is acknowledged, and until a reader has it."""
+    from hub import RemoteHub
+    from hub.client.connection import Security
+
+    security = Security(authorities=(pki / "ca.pem").read_bytes())
+    with two_copies(folder, pki) as (log, shipper, servers), ThreadPoolExecutor(1) as pool:
+        with RemoteHub(servers.location, security=security) as remote:
+            list(remote.read("log", 0, 0))  # from the first hub, which is preferred
+            os.kill(servers.pids[0], loss)
+            start = time.perf_counter()
+            log.append(b"1")
+            reader = pool.submit(_read_until, remote, 1, start)
+            until(lambda: acknowledged(shipper) == 2)
+            return (time.perf_counter() - start) * 1000, reader.result() * 1000
+
+
+def _read_until(remote: Any, sequence: int, start: float) -> float:
+    """Follow a client as a program does, until it has a record. Return the seconds since `start`."""
+    token = ""
+    while True:
+        token = remote.changes(token, 1.0).token
+        if any(record.sequence == sequence for record in remote.read("log", 0, 0)):
+            return time.perf_counter() - start
 
 
 def alone(name: str, unit: str, figures: list[float], bar: float | None) -> dict[str, object]:

@@ -62,7 +62,7 @@ def cases(folder: Path, rounds: int, wanted: Callable[[str], bool], size: Size, 
         session = stack.enter_context(started(folder)) if spark is None else spark
         every = (
             ("read", read), ("hub", through_a_hub), ("sink", sink), ("table", table), ("catch-up", catch_up), ("overhead", overhead),
-            ("latency", latency), ("idle", idle),
+            ("latency", latency), ("idle", idle), ("failover", failover),
         )  # fmt: skip
         for name, case in every:
             if wanted(f"spark {name}"):
@@ -212,9 +212,7 @@ def read(spark: Any, logs: Logs, rounds: int, size: Size) -> Iterator[dict[str, 
 
 def through_a_hub(spark: Any, logs: Logs, rounds: int, size: Size) -> Iterator[dict[str, object]]:
     """The same from a hub server on loopback, plain and over TLS, compared with the same journals read as files."""
-    root, pki = logs.journals(), logs.new()
-    names = ["--name", "localhost", "--name", "127.0.0.1"]
-    subprocess.run([str(hub_cases.KVSPOOL), "hub", "certificate", "init", str(pki), *names], check=True, stdout=subprocess.DEVNULL)
+    root, pki = logs.journals(), _authority(logs)
     for name, keys in (("plain", None), ("TLS", pki)):
         with hub_cases.serving(root, logs.folder, keys) as server:
             options = {"hub": server.location} | ({} if keys is None else {"caFile": str(keys / "ca.pem")})
@@ -224,6 +222,14 @@ def through_a_hub(spark: Any, logs: Logs, rounds: int, size: Size) -> Iterator[d
                 hub=lambda options=options: summed(frame(spark, None, **options), size.records),  # type: ignore[misc]
             )
         yield compared(f"spark hub: {name}", "M/s", found["hub"], "the same files, local", found["local"], ratio=0.625)
+
+
+def _authority(logs: Logs) -> Path:
+    """Return a directory with a new authority, and a hub's certificate."""
+    pki = logs.new()
+    names = ["--name", "localhost", "--name", "127.0.0.1"]
+    subprocess.run([str(hub_cases.KVSPOOL), "hub", "certificate", "init", str(pki), *names], check=True, stdout=subprocess.DEVNULL)
+    return pki
 
 
 def sink(spark: Any, logs: Logs, rounds: int, size: Size) -> Iterator[dict[str, object]]:
@@ -454,6 +460,25 @@ def idle(spark: Any, logs: Logs, rounds: int, size: Size) -> Iterator[dict[str, 
         rate=lambda: processor(spark, logs, rate_source(spark, rowsPerSecond=1), size.seconds),
     )
     yield compared("spark idle: 4 shards", "cores", found["ours"], "rate source, 1 row a second", found["rate"])
+
+
+def failover(spark: Any, logs: Logs, rounds: int, size: Size) -> Iterator[dict[str, object]]:
+    """One of two hubs is killed, or stopped as if its host were lost: the time until the next record is in a micro-batch."""
+    pki = _authority(logs)
+    for what, loss in hub_cases.LOSSES.items():
+        times = []
+        for _ in range(rounds):
+            with hub_cases.two_copies(logs.new(), pki) as (log, _, servers):
+                options = {"hub": servers.location.replace(",", "|"), "caFile": str(pki / "ca.pem"), "startingOffsets": "earliest"}
+                rows = spark.readStream.format("kvspool").options(**options).load()
+                with streaming(logs, rows) as query:
+                    query.processAllAvailable()
+                    os.kill(servers.pids[0], loss)
+                    start = time.perf_counter()
+                    log.append(b"1")
+                    hub_cases.until(lambda: sum(one.numInputRows for one in query.recentProgress) == 2)
+                    times.append((time.perf_counter() - start) * 1000)
+        yield hub_cases.alone(f"spark failover: a hub is {what}", "ms", times, hub_cases.FAILOVER)
 
 
 def processor(spark: Any, logs: Logs, rows: Any, seconds: float) -> float:

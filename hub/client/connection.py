@@ -21,13 +21,19 @@ from kvspool.system.handles import ClosingHandle
 from kvspool.system.pauses import growing
 
 SILENCE = 30.0  # seconds without an answer after which a connection counts as dead
+SHORT_ATTEMPT = 3.0  # seconds for an attempt to connect, if another hub may have the records
 FIRST_BACKOFF, LONGEST_BACKOFF = 0.05, 30.0  # seconds
 KEPT = 1 << 20  # bytes
 _BROKEN = (pa.ArrowException, OSError, StopIteration)  # errors of Flight on a broken connection
 # Each attempt resolves and connects itself: gRPC would make a new client wait for the backoff of earlier ones.
 _OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 5000)]
-# A hub to which thousands of clients connect at once needs a while for each handshake: no attempt ends before its call.
-_PATIENT = [("grpc.min_reconnect_backoff_ms", round(1000 * SILENCE))]
+# A hub or network that says nothing more is noticed within 5 s, while a call is open.
+_WATCHED = [
+    ("grpc.keepalive_time_ms", 2000),
+    ("grpc.keepalive_timeout_ms", 3000),
+    ("grpc.http2.ping_timeout_ms", 3000),
+    ("grpc.http2.max_pings_without_data", 0),
+]
 
 
 class Security(msgspec.Struct, frozen=True):
@@ -45,31 +51,23 @@ class Security(msgspec.Struct, frozen=True):
         return "<Security>"  # keeps the token out of logs
 
 
-# A hub that says nothing is abandoned within seconds: other hubs may have the records.
-_WATCHED = [
-    ("grpc.keepalive_time_ms", 2000),
-    ("grpc.keepalive_timeout_ms", 3000),
-    ("grpc.http2.ping_timeout_ms", 3000),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.min_reconnect_backoff_ms", 3000),
-]
-
-
 _users: set[int] = set()  # the process that has connected to a hub; its children inherit this, but not gRPC's threads
 
 
-def connect(location: str, security: Security, *, is_watched: bool = False) -> flight.FlightClient:
+def connect(location: str, security: Security, *, is_watched: bool = False, attempt: float = SILENCE) -> flight.FlightClient:
     """Return a client of a hub at `grpc://...` or `grpc+tls://...`; it connects on first use.
 
-    is_watched: find out within seconds that the hub or the network says nothing more. Raises HubError in a process that was forked from
-    one that had already connected: gRPC would hang there.
+    is_watched: find out within seconds that the hub or the network says nothing more. attempt: seconds for an attempt to connect; a hub to
+    which thousands of clients connect at once needs a while for each handshake. Raises HubError in a process that was forked from one that
+    had already connected: gRPC would hang there.
     """
     _keep_free_memory()
     process = system.port.process_id()
     if _users and process not in _users:
         raise HubError(f"{location}: this process was forked from one that had connected to a hub; start it with spawn instead")
     _users.add(process)
-    options: dict[str, Any] = {"generic_options": [*_OPTIONS, *(_WATCHED if is_watched else _PATIENT)]}
+    patience = ("grpc.min_reconnect_backoff_ms", round(1000 * attempt))
+    options: dict[str, Any] = {"generic_options": [*_OPTIONS, patience, *(_WATCHED if is_watched else ())]}
     if security.authorities is not None:
         options["tls_root_certs"] = security.authorities
     if security.certificate is not None:
@@ -85,7 +83,9 @@ def connect(location: str, security: Security, *, is_watched: bool = False) -> f
 class Channel(ClosingHandle):
     """A client that is used for one call after the other, while its credentials stay the same. For one thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_watched: bool = False) -> None:
+        """is_watched: as for `connect`."""
+        self._is_watched = is_watched
         self._client: flight.FlightClient | None = None
         self._credentials: tuple[str, Security] | None = None
 
@@ -93,7 +93,8 @@ class Channel(ClosingHandle):
         """Return the client of a hub. Raises as `connect`."""
         if self._client is None or self._credentials != (location, security):
             self.close()
-            self._client, self._credentials = connect(location, security), (location, security)
+            self._client = connect(location, security, is_watched=self._is_watched)
+            self._credentials = location, security
         return self._client
 
     def close(self) -> None:

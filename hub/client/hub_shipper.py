@@ -79,7 +79,7 @@ class HubShipper(ClosingHandle):
         self.batch_bytes = batch_bytes
         self.window = window
         self._silence = silence
-        self._channel = Channel()
+        self._channel = Channel(is_watched=copies is not None)  # another hub's acknowledgements may be enough
         logs = open_source(Path(os.path.abspath(source)), PATIENCE)
         self.senders: list[LogSender] = []
         try:

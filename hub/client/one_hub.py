@@ -55,7 +55,8 @@ class OneHub(Handle):
         self.location = check(location)
         self._security = security
         self._timeout = timeout
-        self._client = connection.connect(location, security, is_watched=has_others)
+        attempt = connection.SHORT_ATTEMPT if has_others else connection.SILENCE
+        self._client = connection.connect(location, security, is_watched=has_others, attempt=attempt)
         self._iterations = Iterations()
         self._is_closed = False
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 CHUNK = 1 << 17  # bytes to be sent that are collected
 TURN = 8  # reads or writes of one connection before others have their turn
+FRAMES = 4  # the same, of its frames that h2 handles: each may begin a call
 MOST_UNSENT_CONTROL = 1 << 16  # bytes
 logger = logging.getLogger("kvspool.hub")
 
@@ -72,6 +73,8 @@ class WireConnection(Handle):
         )
         self._is_writing = False  # the socket's buffer is full
         self._will_send = False
+        self._will_continue = False
+        self._rest = memoryview(b"")  # received, and not used yet
         self._is_handshaking = context is not None
         self._closes_when_sent: Reason | None = None
         self._is_pinged = False
@@ -106,6 +109,8 @@ class WireConnection(Handle):
     # In.
 
     def _readable(self) -> None:
+        if self._will_continue:
+            return
         try:
             self.peer.heard = system.port.monotonic()
             self._is_pinged = False
@@ -120,13 +125,18 @@ class WireConnection(Handle):
             self.cut(Reason.PROTOCOL)
 
     def _continue(self) -> None:
+        self._will_continue = False
         if self.is_open:
             self._readable()
 
     def _receive(self) -> None:
         """Receive what there is, within a turn. Raises OSError and Violation."""
         channel, session = self._channel, self.session
+        session.frames_left = FRAMES
+        self._rest = self._rest[session.receive(self._rest) :]
         for _ in range(TURN):
+            if self._rest or session.frames_left <= 0 or not self.is_open:
+                break
             target = session.destination()
             if target is not None:
                 room, size = len(target), channel.read(target)
@@ -135,10 +145,11 @@ class WireConnection(Handle):
             else:
                 buffer = self._host.buffer
                 room, size = len(buffer), channel.read(buffer)
-                session.receive(buffer[:size])
+                used = session.receive(buffer[:size])
+                self._rest = memoryview(bytes(buffer[used:size]))  # others need the buffer
             if channel.is_ended:
                 self.cut(None if self.is_ready and not session.streams else Reason.RESET)
-            if size < room or not self.is_open:
+            if size < room:
                 break
         if self.is_open:
             self._look_at_channel()
@@ -146,7 +157,8 @@ class WireConnection(Handle):
     def _look_at_channel(self) -> None:
         """Continue soon with bytes that were received, and send TLS's own; cut a client that asks for answers, and doesn't read them."""
         channel = self._channel
-        if channel.has_more:
+        if (channel.has_more or self._rest) and not self._will_continue:
+            self._will_continue = True
             self._loop.call_soon(self._continue)
         if not channel.unsent:
             return

@@ -130,6 +130,7 @@ class Http2Session:
         self._window = HELD  # ours
         self._stream_window = HELD  # of new streams
         self._frame_most = 1 << 14
+        self.frames_left = LARGEST_WINDOW  # that h2 may handle before `receive` stops; its owner sets it for each turn
         self._ready: dict[WireStream, None] = {}
         self._tokens = float(limits.control_frames)
         self._tokens_at = system.port.monotonic()
@@ -159,10 +160,10 @@ class Http2Session:
         if not self._left:
             self._end_data()
 
-    def receive(self, data: memoryview) -> None:
-        """Take in bytes. Raises Violation."""
+    def receive(self, data: memoryview) -> int:
+        """Take in bytes while `frames_left`. Return how many were used. Raises Violation."""
         at, end = 0, len(data)
-        while at < end:
+        while at < end and self.frames_left > 0:
             if self._left:
                 size = min(self._left, end - at)
                 if self._current is not None:
@@ -176,7 +177,7 @@ class Http2Session:
                 self._partial += data[at : at + size]
                 at += size
                 if len(self._partial) < self._need:
-                    return
+                    break
                 frame = memoryview(bytes(self._partial))
                 self._need = self._measure(frame)
                 if self._need <= len(frame):
@@ -188,9 +189,10 @@ class Http2Session:
                 if need > len(rest):
                     self._partial += rest
                     self._need = need
-                    return
+                    return end
                 self._frame(rest[:need])
                 at += need
+        return at
 
     def _measure(self, data: memoryview) -> int:
         """Return how many bytes are needed to handle the next frame: of DATA, only its head."""
@@ -241,6 +243,7 @@ class Http2Session:
 
     def _feed(self, frame: memoryview | bytes) -> None:
         """Let h2 handle a frame."""
+        self.frames_left -= 1
         try:
             for event in self._h2.receive_data(frame):
                 self._handle(event)

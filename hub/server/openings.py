@@ -1,8 +1,9 @@
 """The calls of shippers that are being opened: a bounded number. The hub refuses others before any work, with the time until a retry.
 
 To open a call, the hub finds or makes its shards. When thousands of clients connect at once, many would wait until they time out, and then
-retry. The hub would work for calls that are gone. So it accepts only as many as it can open soon. It opens a few of them at a time.
-Meanwhile it stores the records of opened calls. Otherwise all clients would be served equally slowly, and most of them too late.
+retry. The hub would work for calls that are gone. So it accepts only as many as it can open soon, long before their clients give up. It
+opens a few of them at a time. Meanwhile it stores the records of opened calls. Otherwise all clients would be served equally slowly, and
+most of them too late.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from kvspool import system
 from kvspool.system.handles import Handle
 
 MOST = 512  # calls that are being opened, or wait for that
+SOON = 10.0  # seconds in which all of those will probably have been opened
 AT_ONCE = 4  # calls that are opened at a time: fewer than there are threads
 LEAST_WAIT, LONGEST_WAIT = 1.0, 60.0  # seconds
 FIRST_MEAN = 0.01  # seconds between the ends of two, until that is known
@@ -48,9 +50,9 @@ class Openings(Handle):
     def admitted(self) -> Iterator[None]:
         """Count a call inside the `with` block, in which it is opened. Raises HubFull for too many."""
         with self._lock:
-            if self._count >= self._most:
+            if self._count >= self._most or self._count * self._mean > SOON:
                 self.refused += 1
-                raise HubFull(f"the hub is opening {self._count} calls, which is the limit", self._wait())
+                raise HubFull(f"the hub is opening {self._count} calls, and can't open more of them soon", self._wait())
             if not self._count:
                 self._ended_at = system.port.monotonic()  # it was idle
             self._count += 1

@@ -194,10 +194,12 @@ class ShardIndex(Handle):
             with self._noting:
                 noted, self._noted = self._noted, set()
             now = system.port.monotonic()
-            if not self._known(since) or now >= self._next_look or not noted <= self._paths.keys():
+            if not self._known(since) or now >= self._next_look:
                 self._find_paths()
                 noted = set(self._paths)
                 self._all_since = now
+            elif not noted <= self._paths.keys():
+                self._find_paths()
             self._left |= noted
 
     def _check_some(self) -> bool:

@@ -50,6 +50,10 @@ def _boot_id() -> bytes:
     return bytes.fromhex(text.strip().replace("-", ""))
 
 
+_own_start: dict[int, int] = {}  # the start of this process, by its id
+os.register_at_fork(after_in_child=_own_start.clear)
+
+
 class Port:
     """The real system. A subclass in the tests overrides the calls to watch or to break."""
 
@@ -349,13 +353,22 @@ class Port:
         return _boot_id()
 
     def process_start(self, pid: int) -> int:
-        """Return when a process started, in clock ticks since boot; 0 if there is no such process."""
+        """Return when a process started, in clock ticks since boot; 0 if there is no such process.
+
+        That of this process is read once: the kernel looks at all of its threads and mappings for it.
+        """
+        known = _own_start.get(pid)
+        if known is not None:
+            return known
         try:
             text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         except OSError:
             return 0
         # The command's name is in parentheses and may contain any character, so count from the last one.
-        return int(text.rpartition(")")[2].split()[19])
+        start = int(text.rpartition(")")[2].split()[19])
+        if pid == os.getpid():
+            _own_start[pid] = start
+        return start
 
     def processes_with(self, files: set[tuple[int, int]]) -> list[int]:
         """Return the ids of the visible processes that have one of these files, each a device and an inode, open, in order."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+from functools import lru_cache
 from pathlib import Path
 
 from kvspool import system
@@ -26,16 +27,24 @@ def of(path: Path) -> str:
     """Return the kernel's name for the file system of an existing path; "unknown" if no mount has it."""
     real = f"{os.path.realpath(path)}/"
     best, name = -1, "unknown"
-    for line in system.port.mounts().splitlines():
+    for mount, kind in _parsed(system.port.mounts()):
+        # Of mounts on the same directory the last one is on top.
+        if len(mount) > best and real.startswith(mount):
+            best, name = len(mount), kind
+    return name
+
+
+@lru_cache(maxsize=1)
+def _parsed(mounts: str) -> list[tuple[str, str]]:
+    """Return the directory of each mount, with a slash at its end, and the name of its file system, the last one first."""
+    found = []
+    for line in mounts.splitlines():
         fields, _, rest = line.partition(" - ")
         parts = fields.split()
-        if len(parts) < 5 or not rest:
-            continue
-        mount = _OCTAL.sub(lambda match: chr(int(match[1], 8)), parts[4]).rstrip("/")
-        # Of mounts on the same directory the last one is on top.
-        if real.startswith(f"{mount}/") and len(mount) >= best:
-            best, name = len(mount), rest.split()[0]
-    return name
+        if len(parts) >= 5 and rest:
+            mount = _OCTAL.sub(lambda match: chr(int(match[1], 8)), parts[4]).rstrip("/")
+            found.append((f"{mount}/", rest.split()[0]))
+    return found[::-1]
 
 
 def are_unsafe_allowed() -> bool:

@@ -93,6 +93,21 @@ def test_messages_are_the_same_however_their_bytes_arrive(way: str, size: int) -
     assert asyncio.run(run()) == [b"one", b"", b"x" * 300]
 
 
+def test_a_session_begins_no_more_calls_than_it_may_in_a_turn_and_loses_none() -> None:
+    async def run() -> None:
+        host = Host()
+        session = session_of(host)
+        session.receive(memoryview(PREFACE + frame(SETTINGS)))
+        rest = memoryview(b"".join(headers(number, "Echo") for number in range(1, 21, 2)))
+        for begun in (4, 8, 10):
+            session.frames_left = 4
+            rest = rest[session.receive(rest) :]
+            assert len(host.begun) == begun
+        assert not rest
+
+    asyncio.run(run())
+
+
 def test_a_large_message_is_received_right_into_its_own_memory() -> None:
     async def run() -> None:
         host = Host()

@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -396,6 +396,21 @@ def test_refused_calls_are_repeated_one_after_the_other_and_one_slow_call_is_no_
         with openings.admitted(), pytest.raises(HubFull) as caught, openings.admitted():
             pass
         assert caught.value.retry_after == 1.0
+
+
+def test_only_as_many_calls_are_accepted_as_can_be_opened_before_their_clients_give_up() -> None:
+    clock = StoppedClock()
+    with system.replaced(clock):
+        openings = Openings()
+        with openings.admitted():  # it is never idle
+            for _ in range(200):
+                with openings.admitted():
+                    clock.pass_(1.0)
+            with pytest.raises(HubFull), ExitStack() as others:
+                while True:
+                    others.enter_context(openings.admitted())
+                    accepted = len(openings)
+        assert 10 <= accepted <= 11
 
 
 def test_records_of_opened_calls_are_stored_while_others_wait_to_be_opened(server: HubServer) -> None:

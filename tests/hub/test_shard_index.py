@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -69,6 +70,21 @@ def test_a_check_without_a_call_has_all_shards_too(root: Path) -> None:
         log.append(b"more")
     index.note("c3", 0)
     assert [state.client for state in index.look(changes.token, lambda client: True).shards] == ["c3"]
+    index.close()
+
+
+def test_a_new_shard_is_found_without_a_check_of_all_others(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = ShardIndex(root)
+    changes = index.look("", lambda client: True)
+    index._next_look = math.inf
+    checked: list[Any] = []
+    check = index._check
+    monkeypatch.setattr(index, "_check", lambda key: (checked.append(key), check(key)))
+    with kvspool.create(root / "new", format="kvj") as log:
+        log.append(b"x")
+    index.note("new", 0)
+    assert [state.client for state in index.look(changes.token, lambda client: True).shards] == ["new"]
+    assert checked == [("new", 0)]
     index.close()
 
 

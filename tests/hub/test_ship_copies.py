@@ -134,6 +134,21 @@ def test_a_lost_hub_holds_the_log_or_not_and_the_other_one_continues(
     assert gaps(kvspool.open(roots[0] / CLIENT)) == []
 
 
+def test_a_hub_that_is_silent_holds_the_log_no_longer_than_a_lost_one(two: list[HubProcess], path: Path) -> None:
+    """A stopped hub ends no connection, as if its host were lost. Its answers alone would be waited for an hour."""
+    lost, other = two
+    with kvspool.create(path, capacity="64KiB", policy="block") as log:
+        append(log, 100)
+        with shipping(path, locations(two), CLIENT, copies=2, degraded="continue", silence=3600.0) as shipper:
+            eventually(lambda: [at(shipper, one.location) for one in two] == [100, 100])
+            lost.stop()
+            append(log, 200)
+            eventually(lambda: shipper.status().lanes[0].acknowledged == 300)
+            assert at(shipper, other.location) == 300 and at(shipper, lost.location) == 100
+            lost.go_on()
+            eventually(lambda: [at(shipper, one.location) for one in two] == [300, 300])
+
+
 def test_a_hub_that_lost_its_disk_gets_everything_again(two: list[HubProcess], roots: list[Path], path: Path) -> None:
     lost, other = two
     with kvspool.create(path, capacity="64KiB") as log:

@@ -82,9 +82,9 @@ def _every() -> Iterator[Case]:
     yield _case("tasks-takeover", tasks.takeover)
     yield _case("growth-capacity", growth.capacities, is_asked=True)
     yield _case("growth-readers", growth.readers, is_asked=True)
-    for name in ("ingest", "copies", "disk", "latency", "resume", "list"):
+    for name in ("ingest", "copies", "disk", "latency", "resume", "list", "failover"):
         yield _case(f"hub-{name}", servers.hub, name, is_asked=True)
-    for name in ("read", "hub", "sink", "table", "catch-up", "overhead", "latency", "idle"):
+    for name in ("read", "hub", "sink", "table", "catch-up", "overhead", "latency", "idle", "failover"):
         yield _case(f"spark-{name}", servers.spark, name, is_asked=True)
 
 
