@@ -95,7 +95,7 @@ def _status(arguments: argparse.Namespace) -> int:
     if arguments.json:
         output.print_json(found)
     else:
-        output.console().print(_table(found, arguments.shards))
+        output.print_table(_table(found, arguments.shards))
         for words in found.troubles():
             output.complain(words)
     return 1 if found.troubles() else 0

@@ -306,7 +306,7 @@ def _show_status(arguments: argparse.Namespace) -> int:
     if arguments.json:
         output.print_json(state)
     else:
-        output.console().print(_table(state.all))
+        output.print_table(_table(state.all))
         for words in state.troubles():
             output.complain(words)
     return 1 if state.troubles() else 0

@@ -66,9 +66,9 @@ def show(found: HubCounts, by_shard: bool) -> None:
     for trouble in found.troubles:
         output.complain(trouble)
     if found.clients:
-        output.console().print(_shards(found) if by_shard else _clients(found))
+        output.print_table(_shards(found) if by_shard else _clients(found))
     if found.readers:
-        output.console().print(_readers(found))
+        output.print_table(_readers(found))
 
 
 def _clients(found: HubCounts) -> Table:

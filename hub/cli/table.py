@@ -80,7 +80,8 @@ def _run(arguments: argparse.Namespace) -> int:
     if verb not in VERBS:
         verb, paths = "show", arguments.words
     if len(paths) != VERBS.get(verb, 1):
-        raise BadInput("kvspool table PATH, append SOURCE PATH, optimize PATH or vacuum PATH")
+        unknown = f"there is no command {arguments.words[0]}; use " if verb == "show" else ""
+        raise BadInput(f"{unknown}kvspool table PATH, or append SOURCE PATH, optimize PATH or vacuum PATH")
     with options.bad_input():
         return RUNS[verb](arguments, *paths)
 

@@ -92,7 +92,7 @@ def _show(done: list[ShardTrim], arguments: argparse.Namespace) -> None:
         return
     rows = [one for one in done if arguments.dry_run or one.report.removed_segments]
     if rows:
-        output.console().print(_table(rows, arguments.dry_run))
+        output.print_table(_table(rows, arguments.dry_run))
     segments, records, size = (
         sum(getattr(one.report, name) for one in done) for name in ("removed_segments", "removed_records", "removed_bytes")
     )

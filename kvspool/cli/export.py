@@ -84,4 +84,5 @@ def _say(done: Exported, arguments: argparse.Namespace) -> None:
         return
     for gap in done.gaps:
         output.complain(str(gap))
-    print(f"exported {done.records:,} records" + (f"; {done.lost:,} were lost" if done.lost else ""), file=sys.stderr)
+    records = f"{done.records:,} {'record' if done.records == 1 else 'records'}"
+    print(f"exported {records}" + (f"; {done.lost:,} were lost" if done.lost else ""), file=sys.stderr)

@@ -100,7 +100,7 @@ def _dead(log: HasTasks, arguments: argparse.Namespace) -> int:
         for one in found:
             output.print_json(one)
     else:
-        output.console().print(_table(found))
+        output.print_table(_table(found))
     return 0
 
 
@@ -144,7 +144,7 @@ def _print(one: ListReport) -> None:
     for words in (*one.waits_for, *one.problems):
         print(output.escape(words))
     if one.workers:
-        output.console().print(_workers(one.workers))
+        output.print_table(_workers(one.workers))
 
 
 def _workers(workers: list[TaskWorkerStats]) -> Table:

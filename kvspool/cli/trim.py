@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         output.print_json(report)
     else:
-        output.console().print(_table(report))
+        output.print_table(_table(report))
         _say(report)
     return 0
 
