@@ -84,5 +84,4 @@ def _say(done: Exported, arguments: argparse.Namespace) -> None:
         return
     for gap in done.gaps:
         output.complain(str(gap))
-    records = f"{done.records:,} {'record' if done.records == 1 else 'records'}"
-    print(f"exported {records}" + (f"; {done.lost:,} were lost" if done.lost else ""), file=sys.stderr)
+    print(f"exported {output.counted(done.records, 'record')}" + (f"; {done.lost:,} were lost" if done.lost else ""), file=sys.stderr)

@@ -67,6 +67,12 @@ def escape(text: str) -> str:
     return _UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a number of things in words: "1 record", "2,000 entries"."""
+    many = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{count:,} {noun if count == 1 else many}"
+
+
 def is_terminal() -> bool:
     """Return whether standard output is a terminal."""
     return sys.stdout.isatty()

@@ -80,7 +80,7 @@ def _put(arguments: argparse.Namespace) -> int:
             if arguments.json:
                 output.print_json({"put": count, "synced": arguments.durable})
             else:
-                print(f"put {count:,} {'entry' if count == 1 else 'entries'}", file=sys.stderr)
+                print(f"put {output.counted(count, 'entry')}", file=sys.stderr)
     return 0
 
 

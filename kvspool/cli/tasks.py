@@ -93,7 +93,7 @@ def _dead(log: HasTasks, arguments: argparse.Namespace) -> int:
         raise BadInput("--dead and --requeue need the NAME of a task list")
     if arguments.requeue:
         count = log.requeue(arguments.name, arguments.dead_letters)
-        print(output.escape(f"put {count:,} {'record' if count == 1 else 'records'} of {arguments.name!r} back"))
+        print(output.escape(f"put {output.counted(count, 'record')} of {arguments.name!r} back"))
         return 0
     found = log.dead_letters(arguments.name, arguments.dead_letters)
     if arguments.json:

@@ -23,9 +23,9 @@ class _QueueWriter:
 
 
 class PersistQueue(Peer):
-    """A queue of one process: its authors don't support several."""
+    """A queue of one process: its authors don't support several. SQLite flushes each put, whatever the level."""
 
-    follows = shares = batches = flushes = False
+    follows = shares = batches = False
     replayed = 2000
 
     @contextmanager
