@@ -45,6 +45,7 @@
     |-- TooManyProducers        no room for another producer
     |-- Moved                   the log was moved to new files by a resize; never leaves the package
     |-- Reentered               an append during another one, from a signal handler (also RuntimeError)
+    |-- NoEventLoop             a task awaits a log without asyncio (also RuntimeError)
     |-- Poisoned                a flush to disk failed; the log takes no more records
     |-- NotDurable              the records were appended, but are not known to be on disk
     |   `-- Unsettled           the same for a queue's entries, put or taken
@@ -420,6 +421,16 @@ class Reentered(KvspoolError, RuntimeError):
 
     The interrupted append continues. Let the handler use its own handle, or only record the work for later.
     """
+
+
+class NoEventLoop(KvspoolError, RuntimeError):
+    """A log was awaited where asyncio runs no event loop, as under trio. Nothing happened; the message says what to do."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "asyncio runs no event loop here, and logs are awaited in it. With anyio, use its backend asyncio: anyio.run(main). "
+            "Under trio, use follow() and append() in a thread: trio.to_thread.run_sync"
+        )
 
 
 class Poisoned(KvspoolError):

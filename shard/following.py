@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, Final, Generic, Protocol, Self, TypeVar
 
 from kvspool import system
 from kvspool.engine.iteration import check, check_timeout
-from kvspool.engine.wakeups import BLIND_POLL, POLL
+from kvspool.engine.wakeups import BLIND_POLL, POLL, let_others_run
 from kvspool.options import OnGap
 from kvspool.record import Gap
 from kvspool.system.handles import Handle
@@ -59,7 +58,7 @@ class AsyncMerge(AsyncIterator[R], Generic[R], Handle):
         if self._left == 0:
             raise StopAsyncIteration
         if self._taken % LOOK_AROUND == 0:
-            await asyncio.sleep(0)  # logs that always have more must not block the loop's other tasks
+            await let_others_run()
         deadline = None if self._timeout is None else system.port.monotonic() + self._timeout
         while (item := next(self._followed, NOTHING)) is NOTHING:
             left = POLL if deadline is None else min(POLL, deadline - system.port.monotonic())

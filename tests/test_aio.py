@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from functools import partial
 from pathlib import Path
 
 import anyio
 import pytest
 
 import kvspool
+import shard
 from kvspool import errors, system
 from kvspool.aio import AsyncLog
 from kvspool.engine import locks
@@ -160,6 +162,35 @@ def test_a_cancelled_follower_and_a_cancelled_append_lose_nothing(tmp_path: Path
             assert values[:3] == [b"0", b"1", b"2"] and found == [b"0", b"1"]
 
     asyncio.run(run())
+
+
+def test_all_that_is_awaited_refuses_another_event_loop_than_that_of_asyncio(tmp_path: Path) -> None:
+    trio = pytest.importorskip("trio")
+    log = create(tmp_path)
+    log.append(b"there")
+    shards = shard.create(tmp_path / "shards", bits=1, capacity="64KiB")
+
+    async def enter() -> None:
+        async with AsyncLog(log):
+            pass
+
+    waits = [
+        log.follow_async().__anext__,
+        log.reader("reader").follow_async().__anext__,
+        log.group("group").follow_async().__anext__,
+        log.tasks("tasks").follow_async().__anext__,
+        shards.follow_async().__anext__,
+        enter,
+        AsyncLog(log).sync,
+        AsyncLog(log).close,
+        partial(AsyncLog(log).append, b"durable", durable=True),
+    ]
+    for wait in waits:
+        for run in (trio.run, partial(anyio.run, backend="trio")):
+            with pytest.raises(errors.NoEventLoop, match="use its backend asyncio.*trio.to_thread.run_sync"):
+                run(wait)
+    shards.close()
+    log.close()
 
 
 def test_a_closed_log_says_so(tmp_path: Path) -> None:

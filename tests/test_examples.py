@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -79,7 +80,10 @@ def test_the_messages_and_spans_of_the_telemetry_example_reach_a_collector(tmp_p
 
 
 def test_the_fixtures_give_a_users_test_logs_in_memory(tmp_path: Path) -> None:
-    (tmp_path / "conftest.py").write_text('pytest_plugins = ["kvspool.testing"]\n')
+    page = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8")
+    conftest, example = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (tmp_path / "conftest.py").write_text(conftest)
+    (tmp_path / "test_page.py").write_text(f"import kvspool\n{example}")
     (tmp_path / "test_user.py").write_text(
         "from pathlib import Path\n"
         "def test_one(kvspool_log, make_kvspool_log, kvspool_directory):\n"
@@ -91,7 +95,7 @@ def test_the_fixtures_give_a_users_test_logs_in_memory(tmp_path: Path) -> None:
         "    Path('place').write_text(str(kvspool_directory))\n"
     )
     done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
+    assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout
     place = (tmp_path / "place").read_text()
     assert not Path(place).exists()
     assert place.startswith("/dev/shm/") or not os.access("/dev/shm", os.W_OK)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -52,6 +53,29 @@ def test_the_first_pages_append_read_and_ship(tmp_path: Path) -> None:
     assert said.count("billed") == 4  # by the first run of two
     assert '"logout"' in said  # followed
     assert re.findall(r"^me 0 (\d+) ", said, re.MULTILINE) == ["0", "1", "2", "3", "4"]  # client, shard and sequence, from the hub's root
+
+
+ENDLESS = re.compile(r" -f\b| --follow\b| --watch\b")  # commands that a user stops
+
+
+def test_each_line_of_the_page_of_commands_does_what_it_says(tmp_path: Path) -> None:
+    """In the order of the page, with 2,000 records before the third line. Commands that don't end are stopped with Ctrl-C."""
+    page = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    lines = [line for block in re.findall(r"^```sh\n(.*?)^```$", page, re.MULTILINE | re.DOTALL) for line in block.splitlines()]
+    lines.insert(2, "seq 2000 | kvspool append events")
+    assert len(lines) > 25
+    words = []
+    for line in lines:
+        line = line.replace("/var/spool", ".")
+        run = f"timeout -s INT 3 bash -c {shlex.quote(line)} || [ $? = 124 ]" if ENDLESS.search(line) else line
+        words.append(f"echo {shlex.quote('$ ' + line)}; {run}")
+    places = 'export HOME=$PWD; mkdir -p .local/share/bash-completion/completions .local/share/man/man1'
+    said = follow("\n".join(["set -euo pipefail", places, *words]), tmp_path)
+    answers = {one.partition("\n")[0].partition("#")[0].strip(): one.partition("\n")[2] for one in said.split("$ ")}
+    assert answers["kvspool get events 1000"].split()[1:] == ["1000", "-", "1000"]
+    assert "2001" in answers["kvspool stats events --json"]
+    assert answers["kvspool queue get jobs --limit 10"].split() == [str(number) for number in range(1, 11)]
+    assert (tmp_path / "work" / ".local/share/man/man1/kvspool-tail.1").exists()
 
 
 def test_the_container_runs_a_command_that_exists_with_options_that_it_has() -> None:

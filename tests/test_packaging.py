@@ -184,6 +184,6 @@ def test_the_installed_project_knows_its_commands_and_its_extras(installed: Path
     commands, extras = said.splitlines()
     assert commands.startswith("['hub', 'pipeline', 'shard', 'table'] ")
     assert extras == (
-        "['all', 'archive', 'arrow', 'demo', 'dev', 'docs', 'hub', 'iceberg', 'jre', 'otel', 'release', 'spark', 'tables', 'test'] "
-        "MIT >=3.11"
+        "['all', 'archive', 'arrow', 'demo', 'dev', 'docs', 'hub', 'iceberg', 'jre', 'otel', 'peers', 'release', 'spark', 'tables', "
+        "'test'] MIT >=3.11"
     )

@@ -121,8 +121,32 @@ def test_the_lines_of_the_page_of_queues(run: Callable[..., Names]) -> None:
 
 
 def test_the_lines_of_the_page_of_asyncio(run: Callable[..., Names], capsys: pytest.CaptureFixture[str]) -> None:
-    asyncio.run(run("docs/asyncio.md")["main"]())
+    asyncio.run(run("docs/asyncio.md", 0)["main"]())
     assert capsys.readouterr().out == "{'user': 7}\nb'one'\nb'two'\n"
+    run("docs/asyncio.md", 1)
+    assert capsys.readouterr().out == "{'user': 7}\nb'one'\nb'two'\nb'from a task'\nTrue\n"
+    pytest.importorskip("trio")
+    run("docs/asyncio.md", 2)
+    assert capsys.readouterr().out == "{'user': 7}\nb'one'\nb'two'\nb'from a task'\n"
+
+
+def test_the_lines_of_the_page_of_opentelemetry(run: Callable[..., Names], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = pytest.importorskip("opentelemetry.trace")
+    monkeypatch.setattr(trace, "set_tracer_provider", lambda provider: None)  # it can't be taken back
+    names = run("docs/opentelemetry.md", 0)
+    with names["provider"].get_tracer("page").start_as_current_span("span") as span:
+        pass
+    names["provider"].shutdown()
+    with kvspool.open(tmp_path / "telemetry") as log:
+        [record] = log.read()
+        assert record.key == b"traces" and b"shop" in record.value
+        log.delete_reader("otlp")
+    kvspool.rename(tmp_path / "telemetry", tmp_path / "first")
+    exporter = run("docs/opentelemetry.md", 1)["exporter"]
+    exporter.export([span])
+    exporter.shutdown()
+    with kvspool.open(tmp_path / "telemetry") as log:
+        assert len(log) == 1 and log.retention.by_consumers
 
 
 def test_the_lines_of_the_pages_of_copies_and_archives(run: Callable[..., Names], tmp_path: Path) -> None:

@@ -171,7 +171,7 @@ def _token_list(arguments: argparse.Namespace) -> int:
         for row in rows:
             output.print_json(row)
     else:
-        output.console().print(_table(rows))
+        output.print_table(_table(rows))
     return 0
 
 

@@ -95,7 +95,7 @@ def _status(arguments: argparse.Namespace) -> int:
     if arguments.json:
         output.print_json(found)
     else:
-        output.console().print(_table(found, arguments.shards))
+        output.print_table(_table(found, arguments.shards))
         for words in found.troubles():
             output.complain(words)
     return 1 if found.troubles() else 0
@@ -166,7 +166,7 @@ def _wait_for_others(root: HubRoot, arguments: argparse.Namespace, secure: Any) 
     system.port.sleep(1.5)  # a running hub notices the mark within a second
     while (left := missing_elsewhere(root, arguments.others, secure))[0]:
         if left != shown:
-            output.complain(f"{left[0]:,} records of {left[1]:,} shards are only here")
+            output.complain(f"{output.counted(left[0], 'record')} of {output.counted(left[1], 'shard')} are only here")
             shown = left
         system.port.sleep(arguments.interval)
 
@@ -186,7 +186,8 @@ def _rejoin(arguments: argparse.Namespace) -> int:
         )
     status = mirror.status()
     if mirror.is_stopped:
-        output.complain(f"interrupted after {status.pulled:,} records; call it again to continue")
+        output.complain(f"interrupted after {output.counted(status.pulled, 'record')}; call it again to continue")
         return 130
-    print(output.escape(f"pulled {status.pulled:,} records of {len(status.shards):,} shards into {status.root}: serve it now"))
+    counts = f"{output.counted(status.pulled, 'record')} of {output.counted(len(status.shards), 'shard')}"
+    print(output.escape(f"pulled {counts} into {status.root}: serve it now"))
     return 0

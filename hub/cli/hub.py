@@ -131,7 +131,7 @@ def _clients(arguments: argparse.Namespace) -> int:
     if arguments.json:
         output.print_json(found)
     elif found:
-        output.console().print(_table(found))
+        output.print_table(_table(found))
     else:
         print("no clients yet", file=sys.stderr)
     for words in damaged:
@@ -149,7 +149,7 @@ def _readers(arguments: argparse.Namespace) -> int:
     if arguments.json:
         output.print_json(found)
     elif found:
-        output.console().print(_table_of_readers(found))
+        output.print_table(_table_of_readers(found))
     else:
         print("no durable readers", file=sys.stderr)
     return 0

@@ -355,7 +355,7 @@ def _show(progress: PipelineProgress, is_silent: bool) -> None:
     if progress.error:
         print(output.escape(f"  {progress.error}"))
     if progress.shards:
-        output.console().print(_shards(progress))
+        output.print_table(_shards(progress))
 
 
 def _shards(progress: PipelineProgress) -> RichTable:

@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         output.print_json(found.rules)
     elif found.rules:
-        output.console().print(_table(found))
+        output.print_table(_table(found))
     else:
         print("all records are kept")
     return 0

@@ -285,7 +285,7 @@ class _StateLines:
                 continue
             self._said[name, target] = state, now
             again = f", again in {status.retry_in:.0f} s" if status.state == "waiting" else ""
-            output.complain(f"{name}: {status.state}{again}; {moved(status):,} records to {target}, {status.behind:,} left")
+            output.complain(f"{name}: {status.state}{again}; {output.counted(moved(status), 'record')} to {target}, {status.behind:,} left")
             for words in [*([status.error] if status.error else []), *failed(status), *notes(status)]:
                 output.complain(f"{name}: {words}")
 
@@ -306,7 +306,7 @@ def _show_status(arguments: argparse.Namespace) -> int:
     if arguments.json:
         output.print_json(state)
     else:
-        output.console().print(_table(state.all))
+        output.print_table(_table(state.all))
         for words in state.troubles():
             output.complain(words)
     return 1 if state.troubles() else 0
@@ -321,7 +321,7 @@ def _pause(runs: _Runs, seconds: float) -> None:
 
 def _words(status: WayStatus) -> str:
     source, target = names(status)
-    words = f"{source}: {moved(status):,} records, {sizes.show(status.bytes)} to {target}, {status.behind:,} left"
+    words = f"{source}: {output.counted(moved(status), 'record')}, {sizes.show(status.bytes)} to {target}, {status.behind:,} left"
     if status.lost:
         words += f"; {status.lost:,} were lost before they could be moved"
     words += "".join(f"; {note}" for note in notes(status))

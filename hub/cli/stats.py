@@ -61,14 +61,14 @@ def show(found: HubCounts, by_shard: bool) -> None:
     """Print statistics as tables."""
     shards = sum(len(client.shards) for client in found.clients)
     records, used = sum(client.records for client in found.clients), sum(client.used for client in found.clients)
-    words = f"{len(found.clients):,} clients, {shards:,} shards, {records:,} records, {sizes.show(used)}"
-    print(output.escape(f"{found.source}: {words}"))
+    words = ", ".join(map(output.counted, (len(found.clients), shards, records), ("client", "shard", "record")))
+    print(output.escape(f"{found.source}: {words}, {sizes.show(used)}"))
     for trouble in found.troubles:
         output.complain(trouble)
     if found.clients:
-        output.console().print(_shards(found) if by_shard else _clients(found))
+        output.print_table(_shards(found) if by_shard else _clients(found))
     if found.readers:
-        output.console().print(_readers(found))
+        output.print_table(_readers(found))
 
 
 def _clients(found: HubCounts) -> Table:

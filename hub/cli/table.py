@@ -80,7 +80,8 @@ def _run(arguments: argparse.Namespace) -> int:
     if verb not in VERBS:
         verb, paths = "show", arguments.words
     if len(paths) != VERBS.get(verb, 1):
-        raise BadInput("kvspool table PATH, append SOURCE PATH, optimize PATH or vacuum PATH")
+        unknown = f"there is no command {arguments.words[0]}; use " if verb == "show" else ""
+        raise BadInput(f"{unknown}kvspool table PATH, or append SOURCE PATH, optimize PATH or vacuum PATH")
     with options.bad_input():
         return RUNS[verb](arguments, *paths)
 
@@ -99,10 +100,12 @@ def _show(arguments: argparse.Namespace, path: str) -> int:
 
 
 def _lines(info: TableInfo) -> Iterator[str]:
-    yield f"{info.path}: version {info.version:,}, {info.rows:,} rows, {info.files:,} files, {sizes.show(info.bytes)}"
+    counts = f"{output.counted(info.rows, 'row')}, {output.counted(info.files, 'file')}"
+    yield f"{info.path}: version {info.version:,}, {counts}, {sizes.show(info.bytes)}"
     yield f"  updated {when(info.updated)}" + (f", partitioned by {', '.join(info.partition_by)}" if info.partition_by else "")
     if info.last is not None:
-        yield f"  last commit by {info.last.by}: batch {info.last.batch:,}, {info.last.rows:,} rows, version {info.last.version:,}"
+        rows = output.counted(info.last.rows, "row")
+        yield f"  last commit by {info.last.by}: batch {info.last.batch:,}, {rows}, version {info.last.version:,}"
     yield from (f"  {name}: {kind}" for name, kind in info.columns.items())
 
 
@@ -165,7 +168,7 @@ class _Now:
 
 
 def _sentence(progress: AppendProgress) -> str:
-    words = [f"version {progress.version:,}", f"{progress.records:,} records appended"]
+    words = [f"version {progress.version:,}", f"{output.counted(progress.records, 'record')} appended"]
     if progress.commits:
         words.append(f"{progress.rate:,.0f} records/s in the last commit")
     words.append(f"a lag of {progress.lag:,}")

@@ -92,12 +92,13 @@ def _show(done: list[ShardTrim], arguments: argparse.Namespace) -> None:
         return
     rows = [one for one in done if arguments.dry_run or one.report.removed_segments]
     if rows:
-        output.console().print(_table(rows, arguments.dry_run))
+        output.print_table(_table(rows, arguments.dry_run))
     segments, records, size = (
         sum(getattr(one.report, name) for one in done) for name in ("removed_segments", "removed_records", "removed_bytes")
     )
     does = "would remove" if arguments.dry_run else "removed"
-    print(f"{does} {segments:,} segment{'' if segments == 1 else 's'} of {len(done):,} shards: {records:,} records, {sizes.show(size)}")
+    counts = f"{output.counted(segments, 'segment')} of {output.counted(len(done), 'shard')}: {output.counted(records, 'record')}"
+    print(f"{does} {counts}, {sizes.show(size)}")
     for one in done:
         for left in one.report.left_behind:
             print(output.escape(f"{one.client} {one.shard}: the durable reader {left.name!r} loses sequences {left.first} to {left.last}"))

@@ -199,8 +199,9 @@ class Mirror(ClosingHandle):
 
     def _note(self, error: HubError) -> float:
         """Note why a connection ended. Return the shortest time to wait, in seconds. Raises the error if a retry is useless."""
+        if self._attempts.error != str(error):  # otherwise it was reported at the last attempt
+            logger.warning("%s", error)
         self._attempts.fail(error)
-        logger.warning("%s", error)
         if isinstance(error, HubFull | QuotaExceeded):
             return error.retry_after or 0.0
         if not isinstance(error, Unreachable | NotAllowed):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from kvspool.engine.wakeups import running_loop
 from kvspool.errors import Closed, KvspoolError, LockTimeout, NotDurable, SpoolFull
 from kvspool.system.handles import Handle
 
@@ -102,11 +103,13 @@ class AsyncLog(Handle):
 
     async def close(self) -> None:
         """Finish the flush under way, and close the log."""
+        running_loop()
         await asyncio.to_thread(self._flusher.shutdown)
         self.log.close()  # an append that waits in the thread ends with Closed
         await asyncio.to_thread(self._appender.shutdown)
 
     async def __aenter__(self) -> Self:
+        running_loop()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -114,6 +117,7 @@ class AsyncLog(Handle):
 
     async def _appended(self, append: Callable[[float | None], T], timeout: float | None) -> T:
         """Return the result of an append; it happens in a thread if it must wait."""
+        loop = running_loop()
         if not self._is_durable and not self._in_thread:
             try:
                 return append(0)
@@ -121,7 +125,7 @@ class AsyncLog(Handle):
                 if timeout == 0 or getattr(error, "appended", None):
                     raise
         self._in_thread += 1
-        result = asyncio.get_running_loop().run_in_executor(self._appender, append, timeout)
+        result = loop.run_in_executor(self._appender, append, timeout)
         result.add_done_callback(self._left_thread)
         return await asyncio.shield(result)
 
@@ -144,7 +148,7 @@ class _Flush:
     def __init__(self, log: Log, thread: ThreadPoolExecutor) -> None:
         self.has_begun = False
         self._log = log
-        self.result = asyncio.get_running_loop().run_in_executor(thread, self._run)
+        self.result = running_loop().run_in_executor(thread, self._run)
         self.result.add_done_callback(lambda result: result.cancelled() or result.exception())  # all of its tasks may be cancelled
 
     def _run(self) -> int:

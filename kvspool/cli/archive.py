@@ -69,7 +69,7 @@ def _convert(log: kvspool.Log, arguments: argparse.Namespace, tell: Progress) ->
 
 def _words(report: ArchiveReport) -> str:
     count = len(report.segments)
-    segments = f"{count:,} {'segment' if count == 1 else 'segments'} of {report.path}"
+    segments = f"{output.counted(count, 'segment')} of {report.path}"
     done = "unarchive" if report.undo else "archive"
     if report.bytes_after is None:
         return f"would {done} {segments}, {sizes.show(report.bytes_before)}"

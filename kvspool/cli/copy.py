@@ -122,7 +122,7 @@ def _say(report: CopyReport) -> None:
         output.complain(str(gap))
     for place in report.torn:
         output.complain(f"{place}: incomplete frame; the rest of the file was left out")
-    words = f"copied {report.records:,} {'record' if report.records == 1 else 'records'}, {sizes.show(report.bytes)}"
+    words = f"copied {output.counted(report.records, 'record')}, {sizes.show(report.bytes)}"
     if report.first_sequence is not None:
         words += f": sequences {report.first_sequence} to {report.last_sequence}"
         if report.target_first_sequence not in (None, report.first_sequence):

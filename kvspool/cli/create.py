@@ -99,7 +99,8 @@ def _given(arguments: argparse.Namespace) -> dict[str, Any]:
     for name in given:
         if name not in fitting:
             what = "spool" if is_spool else f"journal in the format {arguments.format}"
-            raise BadInput(f"--{name.replace('_', '-')} is not an option of a {what}")
+            others = ", ".join(f"--{one.replace('_', '-')}" for one in fitting) or "none"
+            raise BadInput(f"--{name.replace('_', '-')} is not an option of a {what}; leave it out. It has these limits: {others}")
     return {name: getattr(arguments, name) for name in given}
 
 

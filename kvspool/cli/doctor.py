@@ -53,7 +53,6 @@ def _print(done: Sequence[Check]) -> None:
         if check.advice:
             found.append(f"\n{output.escape(check.advice)}", style="italic")
         table.add_row(Text(*_MARKS[check.state]), Text(check.name, style="cyan"), found)
-    screen = output.console()
-    screen.print(table)
+    output.print_table(table)
     states = [check.state for check in done]
-    screen.print(f"\n{states.count('ok')} ok, {states.count('warn')} warnings, {states.count('fail')} failed")
+    print(f"\n{states.count('ok')} ok, {states.count('warn')} warnings, {states.count('fail')} failed")

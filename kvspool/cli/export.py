@@ -84,4 +84,4 @@ def _say(done: Exported, arguments: argparse.Namespace) -> None:
         return
     for gap in done.gaps:
         output.complain(str(gap))
-    print(f"exported {done.records:,} records" + (f"; {done.lost:,} were lost" if done.lost else ""), file=sys.stderr)
+    print(f"exported {output.counted(done.records, 'record')}" + (f"; {done.lost:,} were lost" if done.lost else ""), file=sys.stderr)

@@ -78,7 +78,7 @@ def _print(one: GroupStats) -> None:
     if one.problem:
         print(output.escape(one.problem))
     if one.members:
-        output.console().print(_table(one))
+        output.print_table(_table(one))
 
 
 def _table(one: GroupStats) -> Table:

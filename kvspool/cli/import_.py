@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     for place in done.torn:
         output.complain(f"{place}: incomplete frame; the rest of the file was left out")
-    words = f"imported {done.records:,} records"
+    words = f"imported {output.counted(done.records, 'record')}"
     print(words + (f": sequences {done.first_sequence} to {done.last_sequence}" if done.records else ""), file=sys.stderr)
     return 0
 

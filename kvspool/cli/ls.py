@@ -67,4 +67,4 @@ def _words(log: FoundLog) -> str:
     if log.records is None:
         return output.escape(log.problem)
     newest = f", {when(log.newest)}" if log.newest else ""
-    return f"{log.kind}: {log.records:,} {'record' if log.records == 1 else 'records'}, {sizes.show(log.usage)}{newest}"
+    return f"{log.kind}: {output.counted(log.records, 'record')}, {sizes.show(log.usage)}{newest}"

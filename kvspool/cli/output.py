@@ -25,7 +25,7 @@ from kvspool.record import Codec, Gap, Record
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from rich.console import Console
+    from rich.console import Console, RenderableType
     from rich.table import Table
 
 LONGEST = 500  # characters of a value in lines; --json prints all of it
@@ -67,6 +67,12 @@ def escape(text: str) -> str:
     return _UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a number of things in words: "1 record", "2,000 entries"."""
+    many = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{count:,} {noun if count == 1 else many}"
+
+
 def is_terminal() -> bool:
     """Return whether standard output is a terminal."""
     return sys.stdout.isatty()
@@ -94,6 +100,17 @@ def table() -> Table:
     from rich.table import Table
 
     return Table(header_style="bold cyan") if sys.stdout.isatty() else Table(box=None, pad_edge=False, header_style="")
+
+
+def print_table(found: RenderableType) -> None:
+    """Print a table; elsewhere than on a terminal, no line ends with spaces."""
+    screen = console()
+    if screen.is_terminal:
+        screen.print(found)
+        return
+    with screen.capture() as text:
+        screen.print(found)
+    print("\n".join(line.rstrip() for line in text.get().splitlines()))
 
 
 def print_records(items: Iterable[Any], arguments: Namespace) -> None:

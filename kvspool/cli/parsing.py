@@ -10,7 +10,7 @@ from rich_argparse import RawDescriptionRichHelpFormatter
 
 from kvspool.cli.words import suggestion
 
-_AGE = re.compile(r"^-(\d+|\d*\.\d+)[smhd]?$", re.IGNORECASE)
+_AGE = re.compile(r"-\.?\d")
 
 
 class Formatter(RawDescriptionRichHelpFormatter):
@@ -33,11 +33,17 @@ class Parser(argparse.ArgumentParser):
         """Parse, and report options that this command doesn't have, with its own usage."""
         found, rest = super().parse_known_args(args, namespace)
         if rest and not self.children():
-            options = [option for option in self._option_string_actions if option.startswith("--")]
-            words = ", ".join(f"{word}{suggestion(word.partition('=')[0], options)}" for word in rest)
-            hint = f"; {self.input_words}" if self.input_words and any(not word.startswith("-") for word in rest) else ""
-            self.error(f"unknown {'argument' if len(rest) == 1 else 'arguments'}: {words}{hint}")
+            self._refuse(rest)
         return found, rest
+
+    def _refuse(self, rest: list[str]) -> NoReturn:
+        """Report the words that are left. Words after an unknown option may be its values, so the option alone is named."""
+        unknown = next((word.partition("=")[0] for word in rest if word.startswith("-")), None)
+        if unknown is not None:
+            known = [option for option in self._option_string_actions if option.startswith("--")]
+            self.error(f"there is no option {unknown}{suggestion(unknown, known) or f'; {self.prog} --help lists all'}")
+        hint = f"; {self.input_words}" if self.input_words else f"; {self.prog} --help has examples"
+        self.error(f"unknown {'argument' if len(rest) == 1 else 'arguments'}: {' '.join(rest)}{hint}")
 
     def error(self, message: str) -> NoReturn:
         """End with a message; a mistyped command or choice gets a suggestion."""

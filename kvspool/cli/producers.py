@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
         for one in found:
             output.print_json(one)
     else:
-        output.console().print(_table(found))
+        output.print_table(_table(found))
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 from typing import Literal
 
 from kvspool.cli import lines, options, output
@@ -57,9 +58,16 @@ def run(arguments: argparse.Namespace) -> int:
     return 2
 
 
+def _refuse_directory(path: Path) -> None:
+    """Raise BadInput for a directory, such as a log: the files of a queue are no directory."""
+    if path.is_dir():
+        raise BadInput(f"{path} is a directory, not a queue; if it is a log, see `kvspool append` and `kvspool read`")
+
+
 def _put(arguments: argparse.Namespace) -> int:
     """Put the lines, and report how many, whatever ends it."""
     count = 0
+    _refuse_directory(arguments.path)
     with ChunkQueue.create(arguments.path, exist_ok=True, durability=_durability(arguments)) as queue:
         try:
             for batch in LineReader(lines.standard_input("put"), most=arguments.batch, longest=LONGEST).batches():
@@ -72,7 +80,7 @@ def _put(arguments: argparse.Namespace) -> int:
             if arguments.json:
                 output.print_json({"put": count, "synced": arguments.durable})
             else:
-                print(f"put {count:,} {'entry' if count == 1 else 'entries'}", file=sys.stderr)
+                print(f"put {output.counted(count, 'entry')}", file=sys.stderr)
     return 0
 
 
@@ -103,6 +111,7 @@ def _get(arguments: argparse.Namespace) -> int:
 
 def _to_get(arguments: argparse.Namespace) -> ChunkQueue:
     """Open the queue; one to wait for is created if it doesn't exist, as its last user removes an empty one."""
+    _refuse_directory(arguments.path)
     if arguments.follow:
         return ChunkQueue.create(arguments.path, exist_ok=True, durability=_durability(arguments))
     return ChunkQueue.open(arguments.path, durability=_durability(arguments))

@@ -59,7 +59,7 @@ class QueueLog(Handle):
 def open_log(path: Path) -> Log:
     """Open a log for a command that doesn't support queues. Raises BadInput, and the errors of `kvspool.open`."""
     if is_queue(path):
-        raise BadInput(f"{path} is a queue, which this command does not support; see kvspool.queue in the library")
+        raise BadInput(f"{path} is a queue, which this command does not support; see `kvspool queue`")
     return logs.open_store(path)
 
 

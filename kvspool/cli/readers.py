@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
         for one in found:
             output.print_json(one if one.slot >= 0 else _in_journal(one))
     else:
-        output.console().print(_table(found))
+        output.print_table(_table(found))
     return 0
 
 

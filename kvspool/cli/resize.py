@@ -48,6 +48,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         output.print_json(done)
     else:
-        words = f"resized {done.path}: {sizes.show(done.before)} to {sizes.show(done.capacity)}, {done.records:,} records"
+        words = f"resized {done.path}: {sizes.show(done.before)} to {sizes.show(done.capacity)}, {output.counted(done.records, 'record')}"
         print(output.escape(words + (f"; {done.dropped:,} had no room" if done.dropped else "")))
     return 0

@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     for words in report.damage:
         print(output.escape(words))
-    words = f"copied {report.records:,} records ({sizes.show(report.bytes)}) to {report.target}"
+    words = f"copied {output.counted(report.records, 'record')} ({sizes.show(report.bytes)}) to {report.target}"
     print(output.escape(f"{words}; their sequences are new, from 0"))
     if report.missing:
         print(f"{report.missing:,} numbers between {report.first_sequence} and {report.last_sequence} have no record")

@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         output.print_json(members(stats))
     else:
-        output.console().print(_rows(stats) if isinstance(stats, list) else _card(stats))
+        output.print_table(_rows(stats) if isinstance(stats, list) else _card(stats))
     return 0
 
 

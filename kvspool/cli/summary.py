@@ -65,7 +65,7 @@ class Summary:
         if arguments.json:
             output.print_json({"appended": self.count, **self._places(), "synced": arguments.durable})
             return
-        words = f"appended {self.count:,} {'record' if self.count == 1 else 'records'}{self._where()}"
+        words = f"appended {output.counted(self.count, 'record')}{self._where()}"
         print(words + (", on disk" if arguments.durable and self.count else ""), file=sys.stderr)
 
     def _places(self) -> dict[str, Any]:

@@ -93,14 +93,14 @@ def _dead(log: HasTasks, arguments: argparse.Namespace) -> int:
         raise BadInput("--dead and --requeue need the NAME of a task list")
     if arguments.requeue:
         count = log.requeue(arguments.name, arguments.dead_letters)
-        print(output.escape(f"put {count:,} {'record' if count == 1 else 'records'} of {arguments.name!r} back"))
+        print(output.escape(f"put {output.counted(count, 'record')} of {arguments.name!r} back"))
         return 0
     found = log.dead_letters(arguments.name, arguments.dead_letters)
     if arguments.json:
         for one in found:
             output.print_json(one)
     else:
-        output.console().print(_table(found))
+        output.print_table(_table(found))
     return 0
 
 
@@ -144,7 +144,7 @@ def _print(one: ListReport) -> None:
     for words in (*one.waits_for, *one.problems):
         print(output.escape(words))
     if one.workers:
-        output.console().print(_workers(one.workers))
+        output.print_table(_workers(one.workers))
 
 
 def _workers(workers: list[TaskWorkerStats]) -> Table:

@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         output.print_json(report)
     else:
-        output.console().print(_table(report))
+        output.print_table(_table(report))
         _say(report)
     return 0
 
@@ -101,7 +101,7 @@ def _table(report: TrimReport) -> Table:
 
 def _say(report: TrimReport) -> None:
     words = "would remove" if report.dry_run else "removed"
-    segments = "1 segment" if report.removed_segments == 1 else f"{report.removed_segments:,} segments"
-    print(f"{words} {segments}: {report.removed_records:,} records, {sizes.show(report.removed_bytes)}")
+    segments, records = output.counted(report.removed_segments, "segment"), output.counted(report.removed_records, "record")
+    print(f"{words} {segments}: {records}, {sizes.show(report.removed_bytes)}")
     for one in report.left_behind:
         print(output.escape(f"the durable reader {one.name!r} loses sequences {one.first} to {one.last}: it gets a gap"))

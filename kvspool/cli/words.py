@@ -24,7 +24,7 @@ PHRASES = (
     (r"kvspool\.(repair|copy) ", r"`kvspool \1` "),
     (r"\b(?:lossy|append)=True \((--\w+)\)", r"\1"),
     (r" does not exist$", " does not exist; `kvspool ls` shows the logs of a directory"),
-    (r"^No such file or directory: (.*)", r"\1 does not exist, or is in no directory; `kvspool ls` shows the logs of a directory"),
+    (r"^No such file or directory: (.*)", r"\1 does not exist, or its directory doesn't; check the path"),
     (r"( has no durable reader '.*')$", r"\1; `kvspool readers` lists them"),
     (r"( has no task list '.*')$", r"\1; `kvspool tasks` lists them"),
     (r"( has no group '.*')$", r"\1; `kvspool group` lists them"),

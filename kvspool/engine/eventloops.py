@@ -14,7 +14,7 @@ from contextlib import suppress
 from inotify_simple import INotify, flags, parse_events
 
 from kvspool import system
-from kvspool.engine.wakeups import BLIND_POLL, EXHAUSTED, POLL
+from kvspool.engine.wakeups import BLIND_POLL, EXHAUSTED, POLL, running_loop
 from kvspool.system.handles import Handle
 
 _notifiers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopNotifier] = weakref.WeakKeyDictionary()
@@ -24,7 +24,7 @@ class LoopWatcher(Handle):
     """The equivalent of `Watcher` for a task of the running event loop. Use it in one task."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
+        self._loop = running_loop()
         self._waiter = _Waiter()
         self._notifier: _LoopNotifier | None = None
         try:

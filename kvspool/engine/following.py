@@ -6,14 +6,13 @@ iterator leave nothing open.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, Final, Self
 
 from kvspool import system
 from kvspool.engine.eventloops import LoopWatcher
 from kvspool.engine.iteration import Iteration, check_timeout
-from kvspool.engine.wakeups import BLIND_POLL, POLL
+from kvspool.engine.wakeups import BLIND_POLL, POLL, let_others_run
 from kvspool.system.handles import Handle
 
 NOTHING: Final = object()
@@ -46,7 +45,7 @@ class AsyncFollowing(AsyncIterator[Any], Handle):
 
     async def _next(self) -> Any:
         if not self._reading.has_items:
-            await asyncio.sleep(0)  # a log that always has more must not block the loop's other tasks
+            await let_others_run()
         deadline = None if self._timeout is None else system.port.monotonic() + self._timeout
         while (item := next(self._reading, NOTHING)) is NOTHING:
             left = POLL if deadline is None else min(POLL, deadline - system.port.monotonic())

@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 
 from kvspool import system
 from kvspool.engine.cursor import Cursor, Make
-from kvspool.engine.wakeups import POLL
+from kvspool.engine.wakeups import POLL, let_others_run
 from kvspool.errors import Closed, GapError, LogVanished
 from kvspool.kernel.frames import Batch, Items
 from kvspool.options import OnGap
@@ -333,11 +333,9 @@ class AsyncTurnReading(AsyncIterator[Any], Handle):
         return self._reading.missed
 
     async def __anext__(self) -> Any:
-        import asyncio
-
         if self._left == 0:
             raise StopAsyncIteration
-        await asyncio.sleep(0)  # logs that always have more must not block the loop's other tasks
+        await let_others_run()
         deadline = None if self._timeout is None else system.port.monotonic() + self._timeout
         while (item := next(self._reading, NOTHING)) is NOTHING:
             left = POLL if deadline is None else min(POLL, deadline - system.port.monotonic())

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from kvspool import system
+from kvspool.errors import NoEventLoop
 from kvspool.kernel.wakeups import Waiting
 from kvspool.system.handles import Handle
 
@@ -74,7 +75,7 @@ class Watcher(Waiting, Handle):
         """Sleep in a task until there are events to `wait` for, or another thread closes the watcher; at most `timeout` seconds."""
         import asyncio
 
-        loop = asyncio.get_running_loop()
+        loop = running_loop()
         woken: asyncio.Future[None] = loop.create_future()
         with self._in_use() as notifier:
             if notifier is None or self.is_blind:
@@ -128,3 +129,24 @@ def _stir(notifier: INotify, descriptors: list[int]) -> None:
     """Wake the thread that sleeps on a notifier: the kernel reports each removed watch."""
     for descriptor in descriptors[:1]:
         system.port.remove_watch(notifier, descriptor)
+
+
+# Event loops.
+
+
+def running_loop() -> asyncio.AbstractEventLoop:
+    """Return the event loop of the calling task. Raises NoEventLoop if asyncio runs none, as under trio."""
+    import asyncio
+
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise NoEventLoop from None
+
+
+async def let_others_run() -> None:
+    """Let other tasks of the event loop run, which a log that always has more records must not block. Raises NoEventLoop."""
+    import asyncio
+
+    running_loop()
+    await asyncio.sleep(0)

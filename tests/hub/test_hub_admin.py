@@ -59,7 +59,7 @@ def give_generations(root: Path, *bases: int) -> Path:
 def test_stats_of_a_root(root: Path, run: Run) -> None:
     give_generations(root, 0, 10)
     out = run("hub", "stats", root).out
-    assert "1 clients, 2 shards, 400 records" in out
+    assert "1 client, 2 shards, 400 records" in out
     (line,) = [line for line in out.splitlines() if "jfk" in line]
     assert re.split(r"\s{2,}", line.strip())[:3] == ["jfk", "2", "400"]
     assert re.split(r"\s{2,}", line.strip())[4:8] == ["2", "-", "-", "-"]

@@ -98,7 +98,7 @@ def test_a_lost_hub_is_replaced_as_the_page_says(roots: list[Path], log: kvspool
         shutil.rmtree(roots[1])
         places = {"/srv/hub2": str(roots[1]), "hub1:7070": f"127.0.0.1:{first.port}", "hub2:7070": f"127.0.0.1:{port}"}
         fill, serve = commands("replace", places)
-        assert "pulled 2,400 records of 1 shards" in run(fill)
+        assert "pulled 2,400 records of 1 shard " in run(fill)
         assert serve[:3] == ["kvspool", "hub", "serve"]
         append(log, 100)
         with ServeCommand(roots[1], *serve[5:]) as third:
@@ -140,7 +140,7 @@ def test_a_hub_is_drained_as_the_page_says(roots: list[Path], log: kvspool.Log) 
         command = [sys.executable, "-m", "kvspool.cli", *drain[1:]]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert process.stderr is not None
-        assert "2,400 records of 1 shards are only here" in process.stderr.readline()
+        assert "2,400 records of 1 shard are only here" in process.stderr.readline()
         append(log, 10)
         with shipping(log.path, second.location, "web") as refused:
             eventually(lambda: "being drained" in refused.status().error)

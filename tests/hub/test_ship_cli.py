@@ -97,7 +97,7 @@ def test_a_log_that_moved_to_another_hub_lost_nothing_and_is_rid_of_the_first_on
         run("ship", path, anonymous.location, "--client", "web", "--once")
         log.append(b"three")
         said = run("ship", path, second.location, "--client", "web", "--once").err
-        assert "web: 1 records" in said and "lost" not in said
+        assert "web: 1 record," in said and "lost" not in said
         words = f"printf %s {anonymous.location} | sha256sum | cut -c1-12"
         old = "ship." + subprocess.run(words, shell=True, capture_output=True, text=True, check=True).stdout.strip()
         assert len(log.readers()) == 2

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
+from peers import MODULES
+
 from cases import (
     appends,
     batches,
@@ -16,6 +18,7 @@ from cases import (
     journals,
     laps,
     openings,
+    peers,
     queues,
     replays,
     roots,
@@ -80,6 +83,8 @@ def _every() -> Iterator[Case]:
     yield _case("tasks-take", tasks.taken)
     yield _case("tasks-wait", tasks.waited)
     yield _case("tasks-takeover", tasks.takeover)
+    for key in (key for key in MODULES if key != peers.OURS):
+        yield _case(f"peers-{key}", peers.compared, key, is_asked=True)
     yield _case("growth-capacity", growth.capacities, is_asked=True)
     yield _case("growth-readers", growth.readers, is_asked=True)
     for name in ("ingest", "copies", "disk", "latency", "resume", "list", "failover"):

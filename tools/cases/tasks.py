@@ -7,15 +7,17 @@ import shutil
 import signal
 import sqlite3
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cases.case import NO_BAR, THOUSAND, VALUE, Bar, Bench, LeftOut, Row, timed
+from peers.persist_queue import library
+from peers.redis_streams import connected, redis_server
+
+from cases.case import NO_BAR, THOUSAND, VALUE, Bar, Bench, Row, timed
 from cases.crowd import PATIENCE, reading, received
 from cases.sleepers import append_times
 from cases.together import shared_rate, takeover_rows, takeover_time
@@ -81,36 +83,9 @@ def _share(path: Path, name: str, ready: int, go: int, done: int) -> None:
 # Others.
 
 
-@contextmanager
-def redis_server(folder: Path) -> Iterator[Any]:
-    """Run Redis without persistence on a socket of its own; yield a client. Raises LeftOut without the server or its client."""
-    server = shutil.which("redis-server")
-    try:
-        import redis
-    except ImportError:
-        raise LeftOut("the package redis is missing; in .venv: pip install redis") from None
-    if server is None:
-        raise LeftOut("redis-server is missing; on Debian: apt-get install redis-server")
-    path = folder / "redis.socket"
-    command = [server, "--port", "0", "--unixsocket", str(path), "--save", "", "--appendonly", "no", "--dir", str(folder)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    try:
-        with redis.Redis(unix_socket_path=str(path), protocol=2) as client:
-            while True:
-                try:
-                    client.ping()
-                    break
-                except redis.exceptions.ConnectionError:
-                    time.sleep(0.01)
-            yield client
-    finally:
-        process.kill()
-        process.wait()
-
-
 def redis_streams(folder: Path, count: int, batch: int) -> float:
     """Return how many entries per second XREADGROUP and XACK process, `batch` of them at once."""
-    with redis_server(folder) as client:
+    with redis_server(folder, "--appendonly", "no") as path, connected(path) as client:
         for _ in range(count // batch):
             pipe = client.pipeline(transaction=False)
             for _ in range(batch):
@@ -128,12 +103,8 @@ def redis_streams(folder: Path, count: int, batch: int) -> float:
 
 def persist_queue(folder: Path, count: int) -> float:
     """Return how many values per second persist-queue's `SQLiteAckQueue` gives out and acknowledges."""
-    try:
-        import persistqueue
-    except ImportError:
-        raise LeftOut("the package persist-queue is missing; in .venv: pip install persist-queue") from None
     path = folder / "persist"
-    queue = persistqueue.SQLiteAckQueue(str(path), auto_commit=True)
+    queue = library().SQLiteAckQueue(str(path), auto_commit=True)
     for _ in range(count):
         queue.put(VALUE)
 
