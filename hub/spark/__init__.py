@@ -36,7 +36,7 @@ def session(
     name: the application's name in Spark. master: where it runs; None: the argument of `spark-submit`, or else all cores of this machine.
     cores, local_checkpoints: see `session_settings`. settings: more of Spark's settings, which take precedence over ours.
 
-    Sets or unsets JAVA_HOME as `hub.spark.java.use_java` does. For a local master also sets PYSPARK_PYTHON to the running Python and
+    Changes the environment as `hub.spark.java.use_java` does. For a local master also sets PYSPARK_PYTHON to the running Python and
     SPARK_HOME to one whose Python starts fast, see `hub.spark.home`, if they aren't set. A running session is returned unchanged. Raises
     MissingExtra without PySpark, JavaNotFound without Java.
     """
@@ -103,12 +103,17 @@ def session_settings(*, cores: int | None = None, local_checkpoints: bool = True
     - A shuffle has as many partitions as there are cores, not 200.
     - A micro-batch commits to a local checkpoint in a quarter of the time.
     - A repeated micro-batch has the same partitions, as exactly-once in a sink requires: Spark doesn't choose them by size.
+    - Executors read columns without repeated checks; see `hub.spark.java`. With a local master the driver reads them, and needs the
+      variables in its environment: `session` and `hub.spark.java.use_java` set them.
     """
+    from hub.spark.java import ARROW
+
     settings = {
         "spark.python.unix.domain.socket.enabled": "true",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
         "spark.sql.shuffle.partitions": str(cores or os.cpu_count() or 1),
         "spark.sql.adaptive.streaming.stateless.enabled": "false",
+        **{f"spark.executorEnv.{name}": value for name, value in ARROW.items()},
     }
     if local_checkpoints:
         settings["spark.sql.streaming.checkpointFileManagerClass"] = (

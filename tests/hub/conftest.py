@@ -34,12 +34,15 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
     from hub.spark import register, session_settings
     from hub.spark.home import use_home
+    from hub.spark.java import ARROW
 
     patch = pytest.MonkeyPatch()
     patch.setenv("PYSPARK_PYTHON", sys.executable)
     patch.setenv("PYSPARK_DRIVER_PYTHON", sys.executable)
     patch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
     patch.setenv("SPARK_HOME", "")
+    for name, value in ARROW.items():
+        patch.setenv(name, value)
     use_home(folder=tmp_path_factory.mktemp("spark") / "home")
     builder = SparkSession.builder.master("local[2,2]").appName("tests")
     settings = {

