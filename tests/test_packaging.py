@@ -155,6 +155,24 @@ def test_only_changed_inputs_are_compiled_again(release: ModuleType, tmp_path: P
     assert kept == ["build/lib.x/kvspool/kernel/a.so", "new.py"]
 
 
+def test_of_each_version_of_python_the_newest_release_is_found(
+    release: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Programs that answer as Pythons do: two releases of 3.12, both builds of 3.14, one too old, and a shim that fails."""
+    answers = {"a/python3.12": "3 12 1 0", "b/python3.12": "3 12 9 0", "a/python3.14": "3 14 2 0", "a/python3.14t": "3 14 2 1"}
+    for name, answer in {**answers, "a/python3.9": "3 9 20 0", "b/python3.13": ""}.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{f'echo {answer}' if answer else 'exit 127'}\n", encoding="utf-8")
+        path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'a'}:{tmp_path / 'b'}")
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path / "none"))
+    monkeypatch.setattr(release.interpreters, "PLACES", ())
+    found = {str(version): path for version, path in release.interpreters.find().items()}
+    expected = {"3.12": "b/python3.12", "3.14": "a/python3.14", "3.14t": "a/python3.14t"}
+    assert found == {version: str(tmp_path / path) for version, path in expected.items()}
+
+
 def test_without_a_c_compiler_it_installs_and_runs_on_the_interpreted_twin(installed: Path, tmp_path: Path) -> None:
     program = (
         "import kvspool, shard, hub\n"
