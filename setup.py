@@ -33,6 +33,7 @@ PARTS = {  # of a module: further sources, each one after those that it imports
 }
 VIEWS = "kvspool.kernel.views_c"  # no twin: Cython's own code, which all twins import
 FLAGS = ["-O3", "-g0"]  # a quarter of the time goes into what a debugger would want
+LINK = re.compile(r"\[([^\]]+)\]\((?!https?:)([^)#]+)(#[^)]*|)\)")  # in README.md, to a file of the repository
 
 
 def twin(package: str, stem: str) -> Extension:
@@ -165,8 +166,25 @@ class TwinsWheel(bdist_wheel):
 
 
 def description() -> str:
-    """Return README.md for a package index, which has none of the other files: links to them become plain text."""
-    return re.sub(r"\[([^\]]+)\]\((?!https?:)[^)]+\)", r"\1", Path("README.md").read_text(encoding="utf-8"))
+    """Return README.md for a package index, which has none of the other files.
+
+    Links lead to the pages of the published site, which tools/docs builds. If setup.cfg names none, they become plain text.
+    """
+    text = Path("README.md").read_text(encoding="utf-8")
+    site = documentation()
+    return LINK.sub(lambda link: f"[{link[1]}]({site}/{page(link[2])}{link[3]})" if site else link[1], text)
+
+
+def documentation() -> str:
+    """Return the address `Documentation` of setup.cfg's `project_urls`, or nothing."""
+    found = re.search(r"^\s+Documentation *= *(https://\S+?)/?$", Path("setup.cfg").read_text(encoding="utf-8"), re.MULTILINE)
+    return found[1] if found else ""
+
+
+def page(path: str) -> str:
+    """Return the page of the site for a Markdown file of the repository."""
+    name = path.removeprefix("docs/").removesuffix(".md")
+    return "index.html" if name == "README" else f"{name}.html"
 
 
 twins = [twin(package, stem) for package, stems in STEMS.items() for stem in stems]

@@ -61,9 +61,14 @@ _PLACES = {
 def __getattr__(name: str) -> object:
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from kvspool.errors import MissingExtra
     from kvspool.importing import import_whole
 
-    found = globals()[name] = getattr(import_whole(_PLACES[name]), name)
+    try:
+        module = import_whole(_PLACES[name])
+    except ModuleNotFoundError as error:
+        raise MissingExtra.of("hub", f"{name} needs a package that isn't installed", error) from error
+    found = globals()[name] = getattr(module, name)
     return found
 
 

@@ -23,14 +23,17 @@ os.register_at_fork(after_in_child=_in_child)
 
 def pip_install(extra: str) -> str:
     """Return the command that installs the packages of an extra, as the installed kvspool names them."""
+    import re
+    import shlex
     from importlib import metadata
 
     try:
         named = metadata.requires("kvspool") or []
     except metadata.PackageNotFoundError:
         named = []
-    found = [line.partition(";")[0].strip() for line in named if f'extra == "{extra}"' in line]
-    return f"pip install {' '.join(repr(one) for one in found)}" if found else f"pip install 'kvspool[{extra}]'"
+    found = [line for line in named if f'extra == "{extra}"' in line]
+    packages = dict.fromkeys(re.sub('( and |; *)extra == ".*"$', "", line) for line in found)  # pip understands other markers
+    return f"pip install {' '.join(map(shlex.quote, packages))}" if found else f"pip install 'kvspool[{extra}]'"
 
 
 def import_whole(name: str) -> ModuleType:

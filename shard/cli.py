@@ -17,6 +17,7 @@ from kvspool.engine import sizes
 from shard import ShardSet, route
 from shard.kernel.hash import hash16
 
+EXTRA = "arrow"
 LONGEST = 1 << 30  # bytes of a line for shards that are journals
 
 DESCRIPTION = """\

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import gc
 import signal
 import sys
 from collections.abc import Callable
@@ -68,6 +69,8 @@ class Tracer:
     def run(self, operation: Callable[[], Any]) -> bool:
         """Return whether it was interrupted."""
         before = sys.gettrace()
+        gc.disable()  # an Interrupt in a __del__ of older garbage would interrupt nothing
+        sys._getframe().f_trace_opcodes = True  # of any frame: otherwise Python 3.12 doesn't look for those that ask later
         sys.settrace(self._trace)
         try:
             operation()
@@ -76,6 +79,7 @@ class Tracer:
             return True
         finally:
             sys.settrace(before)
+            gc.enable()
             self._before.clear()
         return self.seen >= self.nth > 0  # swallowed on the way
 

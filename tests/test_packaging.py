@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import os
 import re
@@ -14,6 +15,7 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 
+import markdown
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -100,6 +102,27 @@ def test_a_wheel_without_a_compiled_twin_is_for_every_platform_and_its_descripti
     assert "# kvspool" in shown and re.findall(r"\]\((?!https?:)", shown) == []
 
 
+def test_links_of_the_description_lead_to_pages_of_the_published_site(sdist: Path, tmp_path: Path) -> None:
+    """With an address in setup.cfg's project_urls; the site has each page with the name that its Markdown file has."""
+    tree = tmp_path / "tree"
+    shutil.copytree(sdist.parent / "tree", tree)
+    settings = (tree / "setup.cfg").read_text(encoding="utf-8")
+    urls = "project_urls =\n    Documentation = https://log.example/docs/\n"
+    (tree / "setup.cfg").write_text(settings.replace("[options]\n", f"{urls}\n[options]\n", 1), encoding="utf-8")
+    program = "import sys; from setuptools.build_meta import prepare_metadata_for_build_wheel as make; make(sys.argv[1])"
+    run([sys.executable, "-c", program, str(tmp_path)], cwd=tree)
+    (metadata,) = tmp_path.glob("*.dist-info/METADATA")
+    shown = metadata.read_text(encoding="utf-8")
+    assert "Project-URL: Documentation, https://log.example/docs" in shown
+    found = re.findall(r'href="([^"]+)"', markdown.markdown(shown.partition("\n\n")[2], extensions=["fenced_code", "tables"]))
+    pages = {link.removeprefix("https://log.example/docs/").partition("#")[0] for link in found}
+    sources = [name.replace(".html", ".md") for name in pages - {"index.html"}]
+    added = re.search(r"^ADDED = (.+?)  #", (ROOT / "tools" / "site_pages.py").read_text(encoding="utf-8"), re.MULTILINE)
+    assert added is not None
+    assert {"index.html", "spark.html", "HACKING.html"} <= pages
+    assert [name for name in sources if not (ROOT / "docs" / name).is_file() and name not in ast.literal_eval(added[1])] == []
+
+
 def test_a_twin_that_is_required_and_does_not_compile_is_an_error(sdist: Path) -> None:
     variables = {**os.environ, "CC": "/bin/false", "KVSPOOL_REQUIRE_EXTENSIONS": "1"}
     command = [sys.executable, "setup.py", "-q", "build_ext"]
@@ -112,6 +135,8 @@ def test_a_twin_that_is_required_and_does_not_compile_is_an_error(sdist: Path) -
     ("tag", "left_out", "added", "problem"),
     [
         ("cp311-cp311-manylinux_2_17_x86_64", [], [], None),
+        ("cp314-cp314t-manylinux_2_17_x86_64", [], [], None),
+        ("cp314-cp313-manylinux_2_17_x86_64", [], [], "is not tagged for one Python and manylinux"),
         ("py3-none-any", [], [], "is not tagged for one Python and manylinux"),
         ("cp311-cp311-manylinux_2_17_x86_64", ["kvspool/log.py"], [], "has no kvspool/log.py"),
         ("cp311-cp311-manylinux_2_17_x86_64", ["hub/web/static/hub.js"], [], "has no hub/web/static/hub.js"),
@@ -131,6 +156,7 @@ def test_a_release_has_no_wheel_with_other_contents(
         for name in {*sources, *twins, *added, *release.DATA, *(f"{package}/py.typed" for package in PACKAGES)} - {*left_out}:
             archive.writestr(name, "")
         archive.writestr("kvspool-1.0.dist-info/METADATA", "")
+        archive.writestr("kvspool/", "")  # as auditwheel does
     if problem is None:
         release.check_wheel(path, ROOT, ["kvspool.kernel.frames_c"])
     else:
@@ -153,6 +179,24 @@ def test_only_changed_inputs_are_compiled_again(release: ModuleType, tmp_path: P
     tree = release.unpack(tmp_path / "kvspool-1.0.tar.gz")
     kept = sorted(str(path.relative_to(tree)) for path in tree.rglob("*") if path.is_file())
     assert kept == ["build/lib.x/kvspool/kernel/a.so", "new.py"]
+
+
+def test_of_each_version_of_python_the_newest_release_is_found(
+    release: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Programs that answer as Pythons do: two releases of 3.12, both builds of 3.14, one too old, and a shim that fails."""
+    answers = {"a/python3.12": "3 12 1 0", "b/python3.12": "3 12 9 0", "a/python3.14": "3 14 2 0", "a/python3.14t": "3 14 2 1"}
+    for name, answer in {**answers, "a/python3.9": "3 9 20 0", "b/python3.13": ""}.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{f'echo {answer}' if answer else 'exit 127'}\n", encoding="utf-8")
+        path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'a'}:{tmp_path / 'b'}")
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path / "none"))
+    monkeypatch.setattr(release.interpreters, "PLACES", ())
+    found = {str(version): path for version, path in release.interpreters.find().items()}
+    expected = {"3.12": "b/python3.12", "3.14": "a/python3.14", "3.14t": "a/python3.14t"}
+    assert found == {version: str(tmp_path / path) for version, path in expected.items()}
 
 
 def test_without_a_c_compiler_it_installs_and_runs_on_the_interpreted_twin(installed: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import fcntl
 import os
 import subprocess
 import sys
+import sysconfig
 import uuid
 from pathlib import Path
 from typing import Any
@@ -212,3 +213,21 @@ def test_a_host_that_breaks_the_formats_assumptions_is_refused(
     with pytest.raises(OSError, match=said):
         kvspool.create(tmp_path / "log", capacity=4096)
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.skipif(not sysconfig.get_config_var("Py_GIL_DISABLED"), reason="needs a free-threaded build of Python")
+@pytest.mark.parametrize("twin", ["compiled", "interpreted"])
+@pytest.mark.parametrize("gil", ["", "0", "1"])
+def test_a_free_threaded_python_uses_logs_with_the_gil_or_not_at_all(tmp_path: Path, gil: str, twin: str) -> None:
+    """Without a word in the environment, the import of the compiled twin switches the GIL on, and Python warns."""
+    program = "import sys, kvspool; kvspool.create('log').append(b'one'); print(sys._is_gil_enabled())"
+    variables = {**os.environ, "PYTHON_GIL": gil, "KVSPOOL_NO_EXTENSIONS": "1" if twin == "interpreted" else ""}
+    if not gil:
+        del variables["PYTHON_GIL"]
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=variables, capture_output=True, text=True)
+    if gil == "0" or (gil, twin) == ("", "interpreted"):
+        assert done.returncode == 1 and "set PYTHON_GIL=1 or pass -X gil=1" in done.stderr
+        assert os.listdir(tmp_path) == []
+    else:
+        assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+        assert ("RuntimeWarning" in done.stderr) == (gil == "")

@@ -21,6 +21,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import threading
 import time
@@ -34,13 +35,17 @@ OLDEST = (3, 11)  # of the Pythons that kvspool supports
 
 
 def _find_home():
-    """Return the directory of the environment: .venv, or .venv-3.13 if .venv is that of another Python than the running one."""
-    version = "{}.{}".format(*sys.version_info)
+    """Return the directory of the environment: .venv, or .venv-3.13 if .venv is that of another Python than the running one.
+
+    Free-threaded builds have the version 3.14t, and never .venv.
+    """
+    is_free_threaded = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
+    version = "{}.{}{}".format(sys.version_info[0], sys.version_info[1], "t" * is_free_threaded)
     try:
         made = re.search(r"^version(?:_info)? *= *(\d+\.\d+)", (ROOT / ".venv" / "pyvenv.cfg").read_text(), re.MULTILINE)
     except OSError:
         made = None
-    is_its_own = made is None or made.group(1) == version or sys.version_info < OLDEST
+    is_its_own = (made is None or made.group(1) == version) and not is_free_threaded or sys.version_info < OLDEST
     return ROOT / (".venv" if is_its_own else f".venv-{version}")
 
 
@@ -195,7 +200,7 @@ def _set_up(stamp, extras, may_install, lock):
     can_compile = _can_compile(python, may_install)
     known = stamp.get("extras", [])
     extras = sorted({*extras, *known} & {*_extras()})
-    only_twins = stamp.get("metadata") == _metadata() and _requirements(extras) == _requirements(known)
+    only_twins = stamp.get("metadata") == _metadata() and requirements(extras) == requirements(known)
     UNFINISHED.touch()
     if only_twins:
         _say("Building the compiled twins again.")
@@ -203,7 +208,7 @@ def _set_up(stamp, extras, may_install, lock):
     else:
         _say(f"Installing kvspool[{','.join(extras)}] into {HOME}")
         _pip([python["builders"]], lock)
-        _pip([["--no-build-isolation", *STORED, *sorted(_requirements(extras) | _lines("options", "install_requires"))], PROJECT], lock)
+        _pip([["--no-build-isolation", *STORED, *sorted(requirements(extras) | _lines("options", "install_requires"))], PROJECT], lock)
     built = has_twins() or can_compile and _build_in_sight()
     stamp = {
         "root": str(ROOT),
@@ -230,7 +235,7 @@ def _is_ready(stamp, extras, may_install):
         and PYTHON.exists()
         and stamp["metadata"] == _metadata()
         and stamp["sources"] == _sources()
-        and _requirements(extras) <= _requirements(stamp["extras"])
+        and requirements(extras) <= requirements(stamp["extras"])
         and stamp["seems_to_compile"] == _seems_to_compile(stamp)
         and (_are_twins_built(stamp["suffix"]) if stamp["can_compile"] else not (may_install and _can_apt()))
     )
@@ -409,7 +414,7 @@ def _extras():
     return _configuration().options("options.extras_require")
 
 
-def _requirements(extras):
+def requirements(extras):
     """Return the requirements of the extras, which may include other extras."""
     return {line for extra in extras for line in _lines("options.extras_require", extra)}
 

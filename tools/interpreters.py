@@ -5,13 +5,23 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 import environment
 
 PLACES = ("/usr/bin", "/usr/local/bin", "/opt/python/*/bin")  # besides the PATH and pyenv
-QUESTION = "import sys; print(*sys.version_info[:3])"
+QUESTION = "import sys, sysconfig; print(*sys.version_info[:3], int(sysconfig.get_config_var('Py_GIL_DISABLED') or 0))"
 
-Version = tuple[int, int]
+
+class Version(NamedTuple):
+    """A version of Python: 3.14, or 3.14t for a free-threaded build."""
+
+    major: int
+    minor: int
+    is_free_threaded: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.major}.{self.minor}{'t' * self.is_free_threaded}"
 
 
 def find() -> dict[Version, str]:
@@ -19,11 +29,12 @@ def find() -> dict[Version, str]:
     found: dict[Version, tuple[int, str]] = {}
     for path in _candidates():
         answer = environment.answer([path, "-c", QUESTION])
-        if not re.fullmatch(r"\d+ \d+ \d+\s*", answer):
+        if not re.fullmatch(r"\d+ \d+ \d+ \d\s*", answer):
             continue  # such as a shim of pyenv for a version that is not selected
-        major, minor, release = map(int, answer.split())
+        major, minor, release, is_free_threaded = map(int, answer.split())
         if (major, minor) >= environment.OLDEST:
-            found[major, minor] = max(found.get((major, minor), (-1, "")), (release, str(path)))
+            version = Version(major, minor, bool(is_free_threaded))
+            found[version] = max(found.get(version, (-1, "")), (release, str(path)))
     return {version: path for version, (_, path) in sorted(found.items())}
 
 
@@ -32,4 +43,4 @@ def _candidates() -> list[Path]:
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions", "*", "bin")
     folders = [*os.environ.get("PATH", os.defpath).split(os.pathsep), *PLACES, str(pyenv)]
     paths = [path for folder in folders if folder for path in Path("/").glob(f"{folder.strip('/')}/python3.*")]
-    return sorted({path.resolve() for path in paths if re.fullmatch(r"python3\.\d+", path.name)})
+    return sorted({path.resolve() for path in paths if re.fullmatch(r"python3\.\d+t?", path.name)})

@@ -34,7 +34,9 @@ def main() -> None:
     expected = sys.argv[1] if len(sys.argv) > 1 else "compiled"
     for twin in dict.fromkeys((expected, "interpreted")):
         with tempfile.TemporaryDirectory(prefix="kvspool-smoke-") as folder:
-            variables = {**os.environ, "KVSPOOL_NO_EXTENSIONS": "1" if twin == "interpreted" else ""}
+            variables = {**os.environ, "KVSPOOL_NO_EXTENSIONS": ""}
+            if twin == "interpreted":  # the compiled twin switches the GIL of a free-threaded build on
+                variables |= {"KVSPOOL_NO_EXTENSIONS": "1", "PYTHON_GIL": "1"}
             version, found, place = ask([sys.executable, "-c", PROGRAM], folder, variables).split(maxsplit=2)
             if found != twin:
                 sys.exit(f"{place}: the twin is {found}, not {twin}")

@@ -1,1 +1,3 @@
 """The commands `kvspool hub`, `ship` and `pipeline`, one module each."""
+
+EXTRA = "hub"

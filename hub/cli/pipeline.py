@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hub.pipeline.job import Job
     from hub.root.pipeline_progress import PipelineProgress
 
+EXTRA = "spark"
 SAY = 10.0  # seconds between two lines without a terminal
 
 _SECRET = re.compile(r"secret|password|token|credential|access.?key", re.IGNORECASE)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hub.pipeline.appender import AppendProgress
     from hub.tables.delta import TableInfo
 
+EXTRA = "tables"
 SAY = 10.0  # seconds between two lines without a terminal
 TARGET = "128MiB"
 

@@ -3,6 +3,8 @@
 This module imports nothing before `main` runs: from its first line on, Ctrl-C ends the command without a traceback, with exit code 130.
 """
 
+EXTRA = "arrow"
+
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code; `argv`: the arguments, by default the process's."""

@@ -22,6 +22,7 @@ from kvspool.cli import plugins
 from kvspool.engine import making, sizes
 from kvspool.engine.wakeups import CHANGED, Watcher
 from kvspool.errors import Corruption, KvspoolError, LogNotFound, MismatchedFiles, NotALog, Unrecovered
+from kvspool.importing import pip_install
 from kvspool.journal import files as journals
 from kvspool.kernel import frames
 from kvspool.record import Gap
@@ -204,7 +205,7 @@ def _package(name: str, extra: str) -> Check:
     try:
         return Check(name, "ok", metadata.version(name))
     except metadata.PackageNotFoundError:
-        return Check(name, "warn", "not installed", f"pip install 'kvspool[{extra}]'")
+        return Check(name, "warn", "not installed", pip_install(extra))
 
 
 def _file_system(place: Path) -> Check:

@@ -1,13 +1,16 @@
 """The parser of the command `kvspool`, and the common parts of all commands.
 
 Each command is a module of this package with `NAME`, `SUMMARY`, `DESCRIPTION`, `EXAMPLES`, `add_arguments(parser)` and `run(arguments) ->
-int`; other names for it are its `ALIASES`. Other packages add further commands; see `plugins`. An expected error is printed as one sentence
-on stderr, and its class gives the exit code; everything else is a bug and keeps its traceback.
+int`; other names for it are its `ALIASES`. `EXTRA`, of the module or its package, is the extra with the packages that it may lack. Other
+packages add further commands; see `plugins`. An expected error is printed as one sentence on stderr, and its class gives the exit code;
+everything else is a bug and keeps its traceback.
 """
 
 from __future__ import annotations
 
 import sys
+from argparse import Namespace
+from collections.abc import Callable
 from types import ModuleType
 
 import kvspool
@@ -46,7 +49,7 @@ from kvspool.cli import (
 )
 from kvspool.cli.parsing import Parser
 from kvspool.cli.words import of_command
-from kvspool.errors import KvspoolError
+from kvspool.errors import KvspoolError, MissingExtra
 
 COMMANDS = (
     *(create, append, sync, read, tail, get, export, import_, copy, readers, group, tasks, work, producers, trim),
@@ -110,7 +113,17 @@ def _run(argv: list[str] | None) -> int:
     if arguments.run is None:
         parser.print_help(sys.stderr)
         return 2
-    return int(arguments.run(arguments))
+    try:
+        return int(arguments.run(arguments))
+    except ModuleNotFoundError as error:
+        raise MissingExtra.of(_extra(arguments.run), "the command needs a package that isn't installed", error) from error
+
+
+def _extra(run: Callable[[Namespace], int]) -> str:
+    """Return the extra of a command: `EXTRA` of its module, or of the package of that."""
+    package, _, _ = run.__module__.rpartition(".")
+    names = vars(sys.modules[package]) | vars(sys.modules[run.__module__])
+    return str(names["EXTRA"])
 
 
 def make_parser(found: list[ModuleType]) -> Parser:

@@ -8,15 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 
-import pyarrow as pa
-
-from kvspool.engine.columns import CODED_SCHEMA, SCHEMA, items_of
 from kvspool.engine.cursor import Cursor
 from kvspool.engine.iteration import keeping
 from kvspool.engine.pool import Pool
-from kvspool.errors import GapError
+from kvspool.errors import GapError, MissingExtra
 from kvspool.gap import Gap
 from kvspool.options import OnGap
+
+try:
+    import pyarrow as pa
+
+    from kvspool.engine.columns import CODED_SCHEMA, SCHEMA, items_of
+except ModuleNotFoundError as error:
+    raise MissingExtra.of("arrow", "Arrow columns need the package pyarrow", error) from error
 
 BATCH = 32_768  # records of a batch: enough to hide its fixed costs, few enough for the caches
 WINDOW = 16 << 20  # bytes of keys, and of values, in a batch

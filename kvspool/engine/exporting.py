@@ -16,6 +16,7 @@ from kvspool.engine.moving import Mover, Target, limited
 from kvspool.engine.reports import Exported
 from kvspool.engine.rows import FILE, Room, Rows, batches
 from kvspool.engine.stats import LogStats
+from kvspool.errors import MissingExtra
 from kvspool.options import OnGap, Start
 from kvspool.record import NO_TIME, Codec
 from kvspool.system.handles import Handle
@@ -117,8 +118,11 @@ class ParquetTarget(FileTarget):
     format = "parquet"
 
     def __init__(self, file: IO[bytes], log: Exportable) -> None:
-        import pyarrow as pa
-        from pyarrow import parquet
+        try:
+            import pyarrow as pa
+            from pyarrow import parquet
+        except ModuleNotFoundError as error:
+            raise MissingExtra.of("arrow", "a Parquet file needs the package pyarrow", error) from error
 
         from kvspool.engine.columns import SCHEMA
 

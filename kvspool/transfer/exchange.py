@@ -24,7 +24,7 @@ from kvspool.engine import times
 from kvspool.engine.exporting import BATCH, BATCH_BYTES, CODECS, FORMATS, codec_name
 from kvspool.engine.moving import Mover
 from kvspool.engine.rows import AROUND, FILE, Room, Rows, size_of
-from kvspool.errors import NotImportable
+from kvspool.errors import MissingExtra, NotImportable
 from kvspool.gap import Gap
 from kvspool.log import Log
 from kvspool.record import NO_TIME, Codec
@@ -170,9 +170,11 @@ def _time(timestamp: int) -> int:
 
 
 def _parquet_rows(file: IO[bytes]) -> Iterator[Row]:
-    import pyarrow as pa
-    from pyarrow import parquet
-
+    try:
+        import pyarrow as pa
+        from pyarrow import parquet
+    except ModuleNotFoundError as error:
+        raise MissingExtra.of("arrow", "a Parquet file needs the package pyarrow", error) from error
     try:
         source = parquet.ParquetFile(file)
     except pa.ArrowInvalid as error:

@@ -93,6 +93,7 @@ def crash(path: Path, operation: Callable[[ChunkQueue], None], last: int, durabi
                         os.kill(os.getpid(), signal.SIGKILL)
                 return trace
 
+            sys._getframe().f_trace_opcodes = True  # of any frame: otherwise Python 3.12 doesn't look for those that ask later
             sys.settrace(trace)
             operation(one)
             sys.settrace(None)

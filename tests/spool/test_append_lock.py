@@ -516,6 +516,7 @@ def interrupted_at_opcode(number: int, codes: set[Any], holding: Any) -> bool:
         return trace
 
     before = sys.gettrace()
+    sys._getframe().f_trace_opcodes = True  # of any frame: otherwise Python 3.12 doesn't look for those that ask later
     sys.settrace(trace)
     try:
         with holding:

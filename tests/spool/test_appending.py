@@ -143,7 +143,7 @@ def test_a_batch_that_is_stored_in_part_continues_when_the_view_is_closed(log: S
     views: list[View] = []
     during(monkeypatch, lambda: views.append(View(log, log.extent()[0])))
     with system.replaced(Sleeping(lambda: views[0].close())):
-        assert log.append_many(VALUES, keys=[value[:2] for value in VALUES]) == range(FILLED, FILLED + 50)
+        assert log.append_many(VALUES, keys=[value[:2] for value in VALUES], timeout=60) == range(FILLED, FILLED + 50)
     assert [(record.key, record.value) for record in log.read(FILLED)] == [(value[:2], value) for value in VALUES]
 
 
@@ -157,7 +157,7 @@ def test_a_batch_that_is_stored_in_part_does_not_continue_after_records_of_other
             other.append(b"of others")  # type: ignore[union-attr]
 
     with system.replaced(Sleeping(others)), pytest.raises(AppendedInPart, match="others have appended") as raised:
-        log.append_many(VALUES)
+        log.append_many(VALUES, timeout=60)
     assert raised.value.appended == range(FILLED, FILLED + 17)
     assert since_filled(log) == [*VALUES[:17], b"of others"]
 
@@ -231,7 +231,7 @@ def test_a_producers_batch_continues_in_the_same_call_when_the_view_is_closed(lo
                 other.append(b"of others")  # type: ignore[union-attr]
 
     with system.replaced(Sleeping(others)):
-        assert producer(log, VALUES) == (FILLED, 50, False)
+        assert log.producer("p").append_many(VALUES, batch=1, timeout=60) == (FILLED, 50, False)
     assert since_filled(log) == [*VALUES[:17], b"of others", *VALUES[17:]]
     assert log.verify().is_sound
 
