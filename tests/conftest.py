@@ -24,6 +24,7 @@ settings.register_profile("kvspool", deadline=None)  # how long an example takes
 settings.load_profile("kvspool")
 # A JVM of a test runs for seconds: half the work for the compiler, and none to verify what Spark's build has compiled.
 os.environ["JDK_JAVA_OPTIONS"] = "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+os.environ["SPARK_CONF_DIR"] = str(Path(__file__).with_name("spark"))
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a shell: processes of the tests would ignore Ctrl-C, too
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -155,14 +155,6 @@ def read_certified_key(certificate: str | os.PathLike[str], key: str | os.PathLi
     return CertifiedKey.parse(WatchedFile(certificate, is_secret=False).read(), WatchedFile(key, is_secret=True).read(), Path(certificate))
 
 
-def read_authority(path: str | os.PathLike[str]) -> bytes:
-    """Return the certificates of an authority in PEM. Raises CertificateError, AccessError for a file that others can write, and OSError.
-    """
-    data = WatchedFile(path, is_secret=False).read()
-    _authorities(data, Path(path))
-    return data
-
-
 def moment(at: int) -> str:
     """Return a time in ns since 1970 as 2026-01-31T12:00:00Z."""
     return datetime.fromtimestamp(at // 1_000_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

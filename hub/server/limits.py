@@ -29,7 +29,6 @@ class Reason(StrEnum):
     IDLE = "idle"
     RESET = "reset by one of its ends"
     BY_HANDLER = "closed by the server's handler"
-    FLOOD = "a flood of calls"
     HANDSHAKE = "no handshake in time"
     PROTOCOL = "not HTTP/2, or against its rules"
     CONTROL_FRAMES = "too many control frames"

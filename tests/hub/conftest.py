@@ -48,10 +48,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     settings = {
         **session_settings(cores=2),
         "spark.python.authenticate.socketTimeout": "120",  # a busy machine may take longer than 15 s to start a process
-        "spark.ui.enabled": "false",
         "spark.driver.host": "127.0.0.1",
-        "spark.sql.codegen.factoryMode": "NO_CODEGEN",  # compiling a plan takes longer than running it on a few rows
-        "spark.sql.codegen.wholeStage": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
     }

@@ -48,7 +48,7 @@ class Pki:
 
     @property
     def authority(self) -> bytes:
-        return certificates.read_authority(self.directory / "ca.pem")
+        return (self.directory / "ca.pem").read_bytes()
 
     @property
     def server(self) -> CertifiedKey:
@@ -416,7 +416,7 @@ def test_a_key_that_others_can_read_or_a_certificate_that_they_can_write_is_refu
     key.chmod(0o400)
     for mode in (0o664, 0o646):
         pem.chmod(mode)
-        for read in (certificates.read_authority, certificates.read, lambda path: certificates.read_certified_key(path, key)):
+        for read in (certificates.read, lambda path: certificates.read_certified_key(path, key)):
             with pytest.raises(AccessError, match="chmod go-w"):
                 read(pem)
     pem.chmod(0o444)
@@ -434,7 +434,7 @@ def test_a_key_of_another_user_is_refused_and_a_certificate_of_another_but_root(
         with pytest.raises(AccessError, match="belongs to user"):
             certificates.read_certified_key(tmp_path / "server.pem", tmp_path / "server.key")
         if os.geteuid() == 0:
-            certificates.read_authority(tmp_path / "ca.pem")
+            certificates.read(tmp_path / "ca.pem")
 
 
 def test_what_is_no_pair_is_refused_without_a_word_of_the_key(tmp_path: Path) -> None:

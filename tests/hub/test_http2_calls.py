@@ -405,10 +405,10 @@ def test_a_name_can_be_cut() -> None:
     with listening() as (listener, service, events), FrameClient(listener.address) as client, FrameClient(listener.address) as other:
         client.send(headers(1, "Idle"))
         service.wait("begun", 1)
-        listener.cut("caller", Reason.FLOOD)
+        listener.cut("caller", Reason.IDLE)
         service.wait("cancelled", 1)
         assert other.is_alive()
-        assert [one for one, _ in events] == [Reason.FLOOD]
+        assert [one for one, _ in events] == [Reason.IDLE]
 
 
 class Greedy:

@@ -209,7 +209,7 @@ def test_spark_runs_on_the_packaged_java_and_knows_the_format_and_a_failure_affe
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "__init__.py").write_text("raise RuntimeError('a hub for something else')")
 
-    apart = "JAVA_HOME", "KVSPOOL_JRE", "PYSPARK_PYTHON", "SPARK_HOME", *java.ARROW
+    apart = "JAVA_HOME", "KVSPOOL_JRE", "PYSPARK_PYTHON", "SPARK_CONF_DIR", "SPARK_HOME", *java.ARROW  # with the defaults of a user
     variables = {name: value for name, value in os.environ.items() if name not in apart}
     variables |= {"PATH": str(programs), "PYTHONPATH": f"{tmp_path / 'modules'}:{ROOT}", "SPARK_LOCAL_IP": "127.0.0.1"}
     words = map(str, (tmp_path / "log", tmp_path / "broken", tmp_path / "modules" / "hub"))

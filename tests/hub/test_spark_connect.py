@@ -58,7 +58,6 @@ def test_a_client_reads_and_writes_and_streams_by_a_server(tmp_path: Path) -> No
     settings = {
         **session_settings(cores=2),
         "spark.driver.memory": "512m",
-        "spark.ui.enabled": "false",
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": "0",
         "spark.sql.warehouse.dir": str(tmp_path / "warehouse"),

@@ -74,7 +74,6 @@ spark.stop()
 SETTINGS = {
     "spark.driver.memory": "512m",
     "spark.executor.memory": "512m",
-    "spark.ui.enabled": "false",
     "spark.scheduler.minRegisteredResourcesRatio": "1.0",
     "spark.scheduler.maxRegisteredResourcesWaitingTime": "100s",
 }
