@@ -69,6 +69,7 @@ COUNTED_AT_ONCE = 64  # shards that are counted per round
 REST = 0.5  # seconds without a shipper's call that is being opened, after which the first count continues
 LONGEST_DELAY = 60.0  # seconds, of that count
 FIRST_COUNT = 5.0  # seconds for which a status waits for the first count of all shards
+PAUSE = 50  # times the duration of adding up the stored bytes, before the next time
 FLUSHES = 16  # concurrent flushes at the level "disk"
 SHARES = 8  # batches of the largest size that the memory of a hub must suffice for
 _HEADERS = 1 << 16  # bytes of a message besides its batch and its metadata
@@ -142,6 +143,7 @@ class HubServer(Handle):
         self._is_outdated = False  # the served certificates are no longer the newest ones
         self._exchange_error = ""
         self._started = 0
+        self._adds_up_at = 0.0  # the stored bytes of the principals
         self._is_over = threading.Event()
         self._is_counted = threading.Event()  # every shard was counted once
         self._keeper = threading.Thread(target=self._keep, name="hub keeper", daemon=True)
@@ -286,8 +288,11 @@ class HubServer(Handle):
             self._expires = expires
 
     def _count_stored(self) -> None:
-        """Count some of the shards, and give the results to the quotas."""
+        """Count some of the shards, and give the results to the quotas, less often if that takes long."""
         self.store.count(COUNTED_AT_ONCE)
+        began = system.port.monotonic()
+        if began < self._adds_up_at:
+            return
         writers = self.authentication.access.writers()
         stored = dict.fromkeys((principal.name for principal in writers), 0)
         for client, used in self.store.used().items():
@@ -295,6 +300,7 @@ class HubServer(Handle):
                 stored[principal.name] += used
         for principal in writers:
             self.meters.of(principal.name, principal.quota).stored = stored[principal.name]
+        self._adds_up_at = began + PAUSE * (system.port.monotonic() - began)
 
     def _look_at_readers(self) -> None:
         self.lag_monitor.look(self.store.sizes)

@@ -35,7 +35,7 @@ from shard.route import ShardDirectories
 from shard.shardset import open_shard
 
 LOOK = 0.25  # seconds between two checks of all shards
-REST = 10  # times the duration of such a check, before the next one
+REST = 30  # times the duration of such a check, before the next one
 PART = 0.2  # seconds of a check without a pause
 GATHER = 0.005  # seconds to gather simultaneous changes
 MOST_OPEN = 512  # logs kept open between two checks; the others are opened each time
