@@ -16,11 +16,13 @@ from contextlib import contextmanager
 from hub.errors import HubFull
 from kvspool import system
 from kvspool.system.handles import Handle
+from kvspool.system.pauses import jittered
 
 MOST = 512  # calls that are being opened, or wait for that
 SOON = 10.0  # seconds in which all of those will probably have been opened
 AT_ONCE = 4  # calls that are opened at a time: fewer than there are threads
-LEAST_WAIT, LONGEST_WAIT = 1.0, 60.0  # seconds
+LEAST_WAIT, LONGEST_WAIT = 1.0, 30.0  # seconds
+SLOWEST = 0.05  # longest mean that counts, in seconds: calls are slow while a crowd arrives, and early retries cost little
 FIRST_MEAN = 0.01  # seconds between the ends of two, until that is known
 WEIGHT, SLOW = 0.1, 4.0  # of the last call in the mean; it counts as at most so many times the mean, because one alone may be slow
 
@@ -50,7 +52,7 @@ class Openings(Handle):
     def admitted(self) -> Iterator[None]:
         """Count a call inside the `with` block, in which it is opened. Raises HubFull for too many."""
         with self._lock:
-            if self._count >= self._most or self._count * self._mean > SOON:
+            if self._count >= self._most or self._count * self._interval > SOON:
                 self.refused += 1
                 raise HubFull(f"the hub is opening {self._count} calls, and can't open more of them soon", self._wait())
             if not self._count:
@@ -65,8 +67,17 @@ class Openings(Handle):
                 self._mean += WEIGHT * (min(now - self._ended_at, SLOW * self._mean) - self._mean)
                 self._ended_at = now
 
+    @property
+    def _interval(self) -> float:
+        """Return the estimated seconds between the ends of two calls."""
+        return min(self._mean, SLOWEST)
+
     def _wait(self) -> float:
-        """Return after how many seconds those before a new call will probably have been opened, with those that were refused before it."""
+        """Return after how many seconds those before a new call will probably have been opened, with those that were refused before it.
+
+        Beyond the longest wait, calls return at random times, and not all at once.
+        """
         now = system.port.monotonic()
-        self._next = max(self._next, now + self._count * self._mean) + self._mean
-        return min(max(LEAST_WAIT, self._next - now), LONGEST_WAIT)
+        self._next = max(self._next, now + self._count * self._interval) + self._interval
+        wait = max(LEAST_WAIT, self._next - now)
+        return wait if wait <= LONGEST_WAIT else jittered(LONGEST_WAIT / 1.5)

@@ -194,25 +194,29 @@ class HubServer(Handle):
             taken.callback(client.end_call, end)
             client.take_over([(log.index, log.id) for log in opening.logs], end)
 
-        store = self.store if self.probe is None or opening.client != self.probe.client else self.probe.store
+        is_probe = self.probe is not None and opening.client == self.probe.client
+        store = self.probe.store if self.probe is not None and is_probe else self.store
         with ExitStack() as taken:
+            opened = taken.enter_context(ExitStack())  # closed as soon as the call is open
+            if not is_probe:
+                opened.enter_context(self.openings.admitted())
             guard = taken.enter_context(closing(Admission(caller, self.meters, self.space, store)))
             try:
                 await call.run(guard.begin, opening.client, opening.bits, take_over)
-                await self._ship(call, guard, store, opening, first)
+                session = IngestSession(store, self.level, guard, opening, self.clients.of(opening.client), self._largest)
+                await self._ship(Exchange(call, session, self._flushers, self.openings.slots), opening, first, opened)
             except asyncio.CancelledError:
                 if call.cancelled.is_set() or not guard.is_superseded:
                     raise
                 task.uncancel()
                 raise guard.superseded() from None
 
-    async def _ship(self, call: Call, guard: Admission, store: Store, opening: ingest.Opening, first: Data) -> None:
+    async def _ship(self, exchange: Exchange, opening: ingest.Opening, first: Data, opened: ExitStack) -> None:
         client = self.clients.of(opening.client)
-        session = IngestSession(store, self.level, guard, opening, client, self._largest)
         is_done = False
         client.connected(1)
         try:
-            is_done = await Exchange(call, session, self._flushers, self.openings).run(first)
+            is_done = await exchange.run(first, opened)
         finally:
             client.connected(-1)
             if not is_done:

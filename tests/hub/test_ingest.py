@@ -29,7 +29,7 @@ from hub.root.store import Shard
 from hub.security.quotas import UNLIMITED
 from hub.server.admission import Admission
 from hub.server.ingest import IngestSession
-from hub.server.openings import Openings
+from hub.server.openings import LONGEST_WAIT, SLOWEST, SOON, Openings
 from kvspool import system
 from kvspool.errors import Poisoned
 
@@ -406,11 +406,19 @@ def test_only_as_many_calls_are_accepted_as_can_be_opened_before_their_clients_g
             for _ in range(200):
                 with openings.admitted():
                     clock.pass_(1.0)
-            with pytest.raises(HubFull), ExitStack() as others:
-                while True:
-                    others.enter_context(openings.admitted())
-                    accepted = len(openings)
-        assert 10 <= accepted <= 11
+            with ExitStack() as others:
+                with pytest.raises(HubFull):
+                    while True:
+                        others.enter_context(openings.admitted())
+                accepted, waits = len(openings), []
+                for _ in range(2000):
+                    with pytest.raises(HubFull) as caught, openings.admitted():
+                        pass
+                    waits.append(caught.value.retry_after or 0.0)
+        assert accepted == SOON / SLOWEST + 1
+        assert waits[:100] == sorted(waits[:100]) and waits[0] > SOON
+        last = waits[1000:]
+        assert LONGEST_WAIT / 3 <= min(last) < LONGEST_WAIT / 2 < max(last) <= LONGEST_WAIT, "they don't all return at once"
 
 
 def test_records_of_opened_calls_are_stored_while_others_wait_to_be_opened(server: HubServer) -> None:
