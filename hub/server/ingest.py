@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
+from contextlib import AbstractAsyncContextManager, ExitStack
 from typing import Protocol
 
 import pyarrow as pa
@@ -165,11 +165,13 @@ class IngestSession:
 
 
 class Exchange(Handle):
-    """The messages of one call. flushers: for flushing at the level "disk"; slots: for opening calls of the whole hub."""
+    """The messages of one call. flushers: for flushing at the level "disk"; turn: waits until the call may be opened."""
 
-    def __init__(self, call: Call, session: IngestSession, flushers: Workers, slots: asyncio.Semaphore) -> None:
+    def __init__(
+        self, call: Call, session: IngestSession, flushers: Workers, turn: Callable[[], AbstractAsyncContextManager[None]]
+    ) -> None:
         self._call = call
-        self._slots = slots
+        self._turn = turn
         self._session = session
         self._has_schema = False
         self._flushes = FlushRequests(lambda stored: self._flush(stored, flushers)) if session.level == "disk" else None
@@ -182,7 +184,7 @@ class Exchange(Handle):
         taken = ExitStack()
         try:
             with opened:
-                async with self._slots:
+                async with self._turn():
                     answers = await self._call.run(self._session.open, taken)
             await self._answer(answers)
             is_done = await self._listen(first)

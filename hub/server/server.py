@@ -14,7 +14,7 @@ import ssl
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -200,11 +200,12 @@ class HubServer(Handle):
             opened = taken.enter_context(ExitStack())  # closed as soon as the call is open
             if not is_probe:
                 opened.enter_context(self.openings.admitted())
+            turn = nullcontext if is_probe else self.openings.turn
             guard = taken.enter_context(closing(Admission(caller, self.meters, self.space, store)))
             try:
                 await call.run(guard.begin, opening.client, opening.bits, take_over)
                 session = IngestSession(store, self.level, guard, opening, self.clients.of(opening.client), self._largest)
-                await self._ship(Exchange(call, session, self._flushers, self.openings.slots), opening, first, opened)
+                await self._ship(Exchange(call, session, self._flushers, turn), opening, first, opened)
             except asyncio.CancelledError:
                 if call.cancelled.is_set() or not guard.is_superseded:
                     raise
