@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
+from contextlib import AbstractAsyncContextManager, ExitStack
 from typing import Protocol
 
 import pyarrow as pa
@@ -30,7 +30,6 @@ from hub.server.clients import Client
 from hub.server.event_log import escape
 from hub.server.flight import Data, encode_data
 from hub.server.ipc import EncodedBatch
-from hub.server.openings import Openings
 from hub.server.shard_index import is_scarce
 from hub.server.workers import Workers
 from kvspool import system
@@ -166,23 +165,28 @@ class IngestSession:
 
 
 class Exchange(Handle):
-    """The messages of one call. flushers: for flushing at the level "disk"; openings: those of the whole hub."""
+    """The messages of one call. flushers: for flushing at the level "disk"; turn: waits until the call may be opened."""
 
-    def __init__(self, call: Call, session: IngestSession, flushers: Workers, openings: Openings) -> None:
+    def __init__(
+        self, call: Call, session: IngestSession, flushers: Workers, turn: Callable[[], AbstractAsyncContextManager[None]]
+    ) -> None:
         self._call = call
-        self._openings = openings
+        self._turn = turn
         self._session = session
         self._has_schema = False
         self._flushes = FlushRequests(lambda stored: self._flush(stored, flushers)) if session.level == "disk" else None
 
-    async def run(self, first: Data) -> bool:
-        """Answer messages until the client ends the call. Return whether it said that it was done. Raises HubError."""
+    async def run(self, first: Data, opened: ExitStack) -> bool:
+        """Answer messages until the client ends the call. Return whether it said that it was done. Raises HubError.
+
+        opened: is closed once the call is open.
+        """
         taken = ExitStack()
         try:
-            with self._openings.admitted():
-                async with self._openings.slots:
-                    opened = await self._call.run(self._session.open, taken)
-            await self._answer(opened)
+            with opened:
+                async with self._turn():
+                    answers = await self._call.run(self._session.open, taken)
+            await self._answer(answers)
             is_done = await self._listen(first)
             await self._acknowledge()
             if self._flushes is not None:

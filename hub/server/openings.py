@@ -1,26 +1,29 @@
 """The calls of shippers that are being opened: a bounded number. The hub refuses others before any work, with the time until a retry.
 
 To open a call, the hub finds or makes its shards. When thousands of clients connect at once, many would wait until they time out, and then
-retry. The hub would work for calls that are gone. So it accepts only as many as it can open soon, long before their clients give up. It
-opens a few of them at a time. Meanwhile it stores the records of opened calls. Otherwise all clients would be served equally slowly, and
-most of them too late.
+retry. The hub would work for calls that are gone. So it accepts a bounded number, opens a few of them at a time, and refuses those that
+have waited for long, before their clients give up. Meanwhile it stores the records of opened calls. Otherwise all clients would be served
+equally slowly, and most of them too late.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 from hub.errors import HubFull
 from kvspool import system
 from kvspool.system.handles import Handle
+from kvspool.system.pauses import jittered
 
 MOST = 512  # calls that are being opened, or wait for that
-SOON = 10.0  # seconds in which all of those will probably have been opened
+PATIENCE = 15.0  # seconds that a call waits to be opened; its client waits twice as long for an answer
 AT_ONCE = 4  # calls that are opened at a time: fewer than there are threads
-LEAST_WAIT, LONGEST_WAIT = 1.0, 60.0  # seconds
+LEAST_WAIT, LONGEST_WAIT = 1.0, 30.0  # seconds
+SLOWEST = 0.05  # longest mean that counts, in seconds: calls are slow while a crowd arrives
+HASTE = 2  # a refused call may return in this part of the estimated time: another refusal costs less than an idle hub
 FIRST_MEAN = 0.01  # seconds between the ends of two, until that is known
 WEIGHT, SLOW = 0.1, 4.0  # of the last call in the mean; it counts as at most so many times the mean, because one alone may be slow
 
@@ -50,9 +53,8 @@ class Openings(Handle):
     def admitted(self) -> Iterator[None]:
         """Count a call inside the `with` block, in which it is opened. Raises HubFull for too many."""
         with self._lock:
-            if self._count >= self._most or self._count * self._mean > SOON:
-                self.refused += 1
-                raise HubFull(f"the hub is opening {self._count} calls, and can't open more of them soon", self._wait())
+            if self._count >= self._most:
+                raise self._refused(f"the hub is opening {self._count} calls, which is the limit")
             if not self._count:
                 self._ended_at = system.port.monotonic()  # it was idle
             self._count += 1
@@ -65,8 +67,31 @@ class Openings(Handle):
                 self._mean += WEIGHT * (min(now - self._ended_at, SLOW * self._mean) - self._mean)
                 self._ended_at = now
 
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Wait for a slot, which the call has inside the `async with` block. Raises HubFull after `PATIENCE`. For the event loop."""
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await self.slots.acquire()
+        except TimeoutError:
+            with self._lock:
+                raise self._refused(f"the hub is opening {self._count} calls, and could not open this one in {PATIENCE:.0f} s") from None
+        try:
+            yield
+        finally:
+            self.slots.release()
+
+    def _refused(self, words: str) -> HubFull:
+        """Under the lock: count a refused call, and return its error."""
+        self.refused += 1
+        return HubFull(words, self._wait())
+
     def _wait(self) -> float:
-        """Return after how many seconds those before a new call will probably have been opened, with those that were refused before it."""
-        now = system.port.monotonic()
-        self._next = max(self._next, now + self._count * self._mean) + self._mean
-        return min(max(LEAST_WAIT, self._next - now), LONGEST_WAIT)
+        """Return after how many seconds a refused call may return, by the time that those before it will probably take.
+
+        Beyond the longest wait, calls return at random times, and not all at once.
+        """
+        now, interval = system.port.monotonic(), min(self._mean, SLOWEST) / HASTE
+        self._next = max(self._next, now + self._count * interval) + interval
+        wait = max(LEAST_WAIT, self._next - now)
+        return wait if wait <= LONGEST_WAIT else jittered(LONGEST_WAIT / 1.5)

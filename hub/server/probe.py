@@ -64,7 +64,7 @@ class Probe(Handle):
         kvspool.create(self._path, format="kvj", segment_bytes=SEGMENT).close()
         self.store = Store(folder)
         self._log = system.port.random(16)
-        self._token = ""  # of the last list of changes
+        self._token = index.token  # of the last list of changes; a list of all shards would cost the most just after a start
         self._probes = 0
         self._succeeded = system.port.monotonic()
         self._error = ""

@@ -14,7 +14,7 @@ import ssl
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -69,6 +69,7 @@ COUNTED_AT_ONCE = 64  # shards that are counted per round
 REST = 0.5  # seconds without a shipper's call that is being opened, after which the first count continues
 LONGEST_DELAY = 60.0  # seconds, of that count
 FIRST_COUNT = 5.0  # seconds for which a status waits for the first count of all shards
+PAUSE = 50  # times the duration of adding up the stored bytes, before the next time
 FLUSHES = 16  # concurrent flushes at the level "disk"
 SHARES = 8  # batches of the largest size that the memory of a hub must suffice for
 _HEADERS = 1 << 16  # bytes of a message besides its batch and its metadata
@@ -142,6 +143,7 @@ class HubServer(Handle):
         self._is_outdated = False  # the served certificates are no longer the newest ones
         self._exchange_error = ""
         self._started = 0
+        self._adds_up_at = 0.0  # the stored bytes of the principals
         self._is_over = threading.Event()
         self._is_counted = threading.Event()  # every shard was counted once
         self._keeper = threading.Thread(target=self._keep, name="hub keeper", daemon=True)
@@ -192,25 +194,30 @@ class HubServer(Handle):
             taken.callback(client.end_call, end)
             client.take_over([(log.index, log.id) for log in opening.logs], end)
 
-        store = self.store if self.probe is None or opening.client != self.probe.client else self.probe.store
+        is_probe = self.probe is not None and opening.client == self.probe.client
+        store = self.probe.store if self.probe is not None and is_probe else self.store
         with ExitStack() as taken:
+            opened = taken.enter_context(ExitStack())  # closed as soon as the call is open
+            if not is_probe:
+                opened.enter_context(self.openings.admitted())
+            turn = nullcontext if is_probe else self.openings.turn
             guard = taken.enter_context(closing(Admission(caller, self.meters, self.space, store)))
             try:
                 await call.run(guard.begin, opening.client, opening.bits, take_over)
-                await self._ship(call, guard, store, opening, first)
+                session = IngestSession(store, self.level, guard, opening, self.clients.of(opening.client), self._largest)
+                await self._ship(Exchange(call, session, self._flushers, turn), opening, first, opened)
             except asyncio.CancelledError:
                 if call.cancelled.is_set() or not guard.is_superseded:
                     raise
                 task.uncancel()
                 raise guard.superseded() from None
 
-    async def _ship(self, call: Call, guard: Admission, store: Store, opening: ingest.Opening, first: Data) -> None:
+    async def _ship(self, exchange: Exchange, opening: ingest.Opening, first: Data, opened: ExitStack) -> None:
         client = self.clients.of(opening.client)
-        session = IngestSession(store, self.level, guard, opening, client, self._largest)
         is_done = False
         client.connected(1)
         try:
-            is_done = await Exchange(call, session, self._flushers, self.openings).run(first)
+            is_done = await exchange.run(first, opened)
         finally:
             client.connected(-1)
             if not is_done:
@@ -286,8 +293,11 @@ class HubServer(Handle):
             self._expires = expires
 
     def _count_stored(self) -> None:
-        """Count some of the shards, and give the results to the quotas."""
+        """Count some of the shards, and give the results to the quotas, less often if that takes long."""
         self.store.count(COUNTED_AT_ONCE)
+        began = system.port.monotonic()
+        if began < self._adds_up_at:
+            return
         writers = self.authentication.access.writers()
         stored = dict.fromkeys((principal.name for principal in writers), 0)
         for client, used in self.store.used().items():
@@ -295,6 +305,7 @@ class HubServer(Handle):
                 stored[principal.name] += used
         for principal in writers:
             self.meters.of(principal.name, principal.quota).stored = stored[principal.name]
+        self._adds_up_at = began + PAUSE * (system.port.monotonic() - began)
 
     def _look_at_readers(self) -> None:
         self.lag_monitor.look(self.store.sizes)

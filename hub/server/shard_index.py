@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import math
 import threading
 from collections.abc import Callable, Collection
 from contextlib import closing
@@ -35,7 +36,7 @@ from shard.route import ShardDirectories
 from shard.shardset import open_shard
 
 LOOK = 0.25  # seconds between two checks of all shards
-REST = 10  # times the duration of such a check, before the next one
+REST = 30  # times the duration of such a check, before the next one
 PART = 0.2  # seconds of a check without a pause
 GATHER = 0.005  # seconds to gather simultaneous changes
 MOST_OPEN = 512  # logs kept open between two checks; the others are opened each time
@@ -78,7 +79,8 @@ class ShardIndex(Handle):
         self._left: set[Key] = set()  # shards to check
         self._all_since: float | None = None  # when the present check of all shards began
         self._version = 0
-        self._next_look = 0.0
+        self._next_look = math.inf
+        self._was_asked = False  # for all shards: the first check of thousands takes seconds, and may wait until then
         self._rest = LOOK
         self._is_closed = False
 
@@ -172,29 +174,38 @@ class ShardIndex(Handle):
                 pass
             return await run(self._changed_since, since, may_read)
 
-    def _known(self, since: str) -> int:
-        """Return the version of a token; 0 if it is of another run, or none."""
+    @property
+    def token(self) -> str:
+        """Return a token: later changes are those since the last check."""
+        return f"{self._run}.{self._version}"
+
+    def _known(self, since: str) -> int | None:
+        """Return the version of a token; None if it is of another run, or none."""
         run, _, version = since.partition(".")
-        return int(version) if run == self._run and version.isascii() and version.isdigit() and len(version) < 20 else 0
+        return int(version) if run == self._run and version.isascii() and version.isdigit() and len(version) < 20 else None
 
     def _changed_since(self, since: str, may_read: MayRead) -> tuple[str, list[ShardState]]:
         """Return a new token, and the changes since the given one, as of the last check."""
         with self._looking:
-            known = self._known(since)
+            known = self._known(since) or 0
             new = [state for changed, state in self._states.values() if changed > known]
-            token = f"{self._run}.{self._version}"
+            token = self.token
         clients = {client for client in {state.client for state in new} if may_read(client)}
         return token, sorted((state for state in new if state.client in clients), key=lambda state: (state.client, state.shard))
 
     def _begin_check(self, since: str) -> None:
-        """Collect the shards with noted changes; all of them if due, or if the token is unknown."""
+        """Collect the shards with noted changes; all of them if due, or if the token is unknown. Nothing before all were asked for once."""
         with self._looking:
             if self._is_closed:
                 return
+            now = system.port.monotonic()
+            is_whole = self._known(since) is None or now >= self._next_look
+            if not is_whole and not self._was_asked:
+                return
+            self._was_asked = True
             with self._noting:
                 noted, self._noted = self._noted, set()
-            now = system.port.monotonic()
-            if not self._known(since) or now >= self._next_look:
+            if is_whole:
                 self._find_paths()
                 noted = set(self._paths)
                 self._all_since = now

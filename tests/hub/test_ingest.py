@@ -27,9 +27,10 @@ from hub.protocol.ingest import Acknowledged, Done, Opened, Opening, Ping, Put, 
 from hub.root import columns
 from hub.root.store import Shard
 from hub.security.quotas import UNLIMITED
+from hub.server import openings
 from hub.server.admission import Admission
 from hub.server.ingest import IngestSession
-from hub.server.openings import Openings
+from hub.server.openings import LONGEST_WAIT, MOST, Openings
 from kvspool import system
 from kvspool.errors import Poisoned
 
@@ -392,25 +393,46 @@ def test_refused_calls_are_repeated_one_after_the_other_and_one_slow_call_is_no_
                     pass
                 waits.append(caught.value.retry_after or 0.0)
             clock.pass_(60.0)
-        assert waits == sorted(waits) and waits[0] == 1.0 and 4.9 < waits[-1] < 5.1
+        assert waits == sorted(waits) and waits[0] == 1.0 and 2.4 < waits[-1] < 2.6
         with openings.admitted(), pytest.raises(HubFull) as caught, openings.admitted():
             pass
         assert caught.value.retry_after == 1.0
 
 
-def test_only_as_many_calls_are_accepted_as_can_be_opened_before_their_clients_give_up() -> None:
+def test_refused_calls_of_a_large_crowd_do_not_all_return_at_once() -> None:
     clock = StoppedClock()
     with system.replaced(clock):
-        openings = Openings()
-        with openings.admitted():  # it is never idle
+        ours = Openings()
+        with ExitStack() as others:
+            others.enter_context(ours.admitted())  # it is never idle
             for _ in range(200):
-                with openings.admitted():
+                with ours.admitted():
                     clock.pass_(1.0)
-            with pytest.raises(HubFull), ExitStack() as others:
-                while True:
-                    others.enter_context(openings.admitted())
-                    accepted = len(openings)
-        assert 10 <= accepted <= 11
+            while len(ours) < MOST:
+                others.enter_context(ours.admitted())
+            waits = []
+            for _ in range(2000):
+                with pytest.raises(HubFull) as caught, ours.admitted():
+                    pass
+                waits.append(caught.value.retry_after or 0.0)
+        assert waits[:100] == sorted(waits[:100])
+        last = waits[1000:]
+        assert LONGEST_WAIT / 3 <= min(last) < LONGEST_WAIT / 2 < max(last) <= LONGEST_WAIT
+
+
+def test_a_call_that_could_not_be_opened_for_long_is_refused_before_its_client_gives_up(
+    server: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openings, "PATIENCE", 0.1)
+    slots, server.openings.slots = server.openings.slots, asyncio.Semaphore(0)
+    with Call(server) as late:
+        refused = late.hear()
+        assert isinstance(refused, Refused) and refused.reason == "full"
+        assert refused.retry_after is not None and refused.retry_after >= 1
+    assert (server.openings.refused, len(server.openings)) == (1, 0)
+    server.openings.slots = slots
+    with Call(server) as later:
+        assert isinstance(later.hear(), Opened)
 
 
 def test_records_of_opened_calls_are_stored_while_others_wait_to_be_opened(server: HubServer) -> None:

@@ -88,6 +88,19 @@ def test_a_new_shard_is_found_without_a_check_of_all_others(root: Path, monkeypa
     index.close()
 
 
+def test_no_shard_is_checked_before_all_are_asked_for_and_then_each(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = ShardIndex(root)
+    checked: list[Any] = []
+    check = index._check
+    monkeypatch.setattr(index, "_check", lambda key: (checked.append(key), check(key)))
+    index.note("c3", 0)
+    changes = index.look(index.token, lambda client: True)
+    assert not checked and not changes.shards
+    assert len(index.look("", lambda client: True).shards) == len(index.look(changes.token, lambda client: True).shards) == SHARDS
+    assert len(checked) == SHARDS
+    index.close()
+
+
 def test_a_shard_that_could_not_be_checked_for_a_lack_of_resources_is_checked_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     index = ShardIndex(root)
     with monkeypatch.context() as patch:
