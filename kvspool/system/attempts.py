@@ -8,11 +8,12 @@ from contextlib import contextmanager
 from typing import Literal
 
 from kvspool import system
+from kvspool.system.handles import Handle
 
 AttemptState = Literal["connecting", "connected", "waiting", "stopped", "failed"]
 
 
-class Attempts:
+class Attempts(Handle):
     """The attempts of one thread. `stop` and all attributes are also for other threads.
 
     error: why the last attempt failed; "" after one that succeeded. outages: attempts that failed. failures: those since the last success.
