@@ -1,8 +1,8 @@
 """The calls of shippers that are being opened: a bounded number. The hub refuses others before any work, with the time until a retry.
 
 To open a call, the hub finds or makes its shards. When thousands of clients connect at once, many would wait until they time out, and then
-retry. The hub would work for calls that are gone. So it accepts a bounded number, and opens a few of them at a time. It refuses those that
-have waited for long, before their clients give up. Meanwhile it stores the records of opened calls. Otherwise all clients would be served
+retry. The hub would work for calls that are gone. So it accepts a bounded number, and refuses those that have waited for long, before their
+clients give up. It opens a few of them at a time. Meanwhile it stores the records of opened calls. Otherwise all clients would be served
 equally slowly, and most of them too late.
 """
 
