@@ -47,7 +47,7 @@ from hub.tables.delta import PROPERTY, Change, Table, exists, retention
 from hub.tables.errors import Overtaken, TableError
 from hub.tables.files import DataFile, FileWriter, remove_files
 from hub.tables.place import TablePlace
-from kvspool import Gap, system
+from kvspool import Gap, arrow, system
 from kvspool.system.handles import ClosingHandle
 
 EVERY = 5.0  # seconds between two commits of a follower, at least
@@ -317,7 +317,7 @@ class TableAppender(ClosingHandle):
         decoder, count = Decoder(self.plan), 0
         with FileWriter(self.place, self._schema, self._by, name) as writer:
             for one in ranges:
-                for batch in one.batches():
+                for batch in one.batches(arrow.BATCH):
                     if self._is_failing:
                         raise InterruptedError("another thread has failed")
                     if isinstance(batch, Gap):

@@ -39,6 +39,7 @@ from shard.shardset import open_shard
 if TYPE_CHECKING:
     import pyarrow
 
+BATCH = 1 << 14  # records of a batch for Spark, which then fits into the caches of the processor
 MOST_OPEN = 64  # logs that a worker process keeps open
 AGAIN = 0.5  # seconds between two checks of names that are no shards yet
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -53,16 +54,16 @@ class LocalRange(ShardRange):
 
     path: str
 
-    def batches(self) -> Iterator[pyarrow.RecordBatch | Gap]:
-        """See `ShardRange.batches`."""
+    def batches(self, most: int = BATCH) -> Iterator[pyarrow.RecordBatch | Gap]:
+        """See `ShardRange.batches`. most: records of a batch."""
         from kvspool import arrow
 
         with closing(self._open().cursor(self.first, bounded=True, end=self.end)) as cursor:
             count = self.end - self.first
             if cursor.key_table is None:
-                yield from arrow.batches(cursor, count, min(count, arrow.BATCH))
+                yield from arrow.batches(cursor, count, min(count, most))
             else:
-                yield from _without_keys(cursor, self.first, self.end)
+                yield from _without_keys(cursor, self.first, self.end, most)
 
     def _open(self) -> Log:
         log = _opened(Path(self.path))
@@ -74,16 +75,15 @@ class LocalRange(ShardRange):
         return log
 
 
-def _without_keys(cursor: Any, first: int, end: int) -> Iterator[pyarrow.RecordBatch | Gap]:
+def _without_keys(cursor: Any, first: int, end: int, most: int) -> Iterator[pyarrow.RecordBatch | Gap]:
     """Yield the records first..end-1 with keyed values as plain MessagePack, as a hub sends them. A value whose keys are lost stays as it
     is stored: its indexes may mean anything.
     """
     from kvspool import arrow
 
     while first < end:
-        most = min(end - first, arrow.BATCH)
         try:
-            found = arrow.next_batch(cursor, most, coded=True)
+            found = arrow.next_batch(cursor, min(end - first, most), coded=True)
         except Undecodable:
             cursor.go_to(first)
             found = arrow.next_batch(cursor, 1)
