@@ -43,6 +43,6 @@ def classpath(artifact: str) -> str:
 
 
 def started(artifact: str, *arguments: str) -> subprocess.Popen[str]:
-    """Start one of our programs in Java, with pipes to its input and from its output."""
+    """Start one of our programs in Java, with pipes to its input and from its outputs."""
     command = [*java(), "-cp", classpath(artifact), *arguments]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from cases.case import Bench
 from peers.jars import classpath, started
 from peers.peer import WRITERS, Peer, Place, Writer, free_port, names
 
+LAST_WORDS = 20  # lines shown of a program that failed
 MARK = "bench: "  # at the beginning of lines of our programs
 
 
@@ -20,6 +22,7 @@ class JavaPeer(Peer):
     """A peer whose program prints rates and latencies. Its verbs in Python are not used."""
 
     batches = False  # their interfaces have no call for many records
+    replayed = 1_000_000  # so that the reader is compiled when it counts
 
     def __init__(self, key: str, title: str, program: str, artifact: str) -> None:
         super().__init__(key, title)
@@ -83,10 +86,12 @@ class JavaPeer(Peer):
 def answer(process: subprocess.Popen[str]) -> str:
     """Return the next line of a program."""
     assert process.stdout is not None
+    others: deque[str] = deque(maxlen=LAST_WORDS)  # lines of libraries, and of the error if there is one
     for line in process.stdout:
-        if line.startswith(MARK):  # others are from libraries
+        if line.startswith(MARK):
             return line.removeprefix(MARK).strip()
-    raise SystemExit(f"{' '.join(map(str, process.args[-6:]))} ended early")  # type: ignore[index]
+        others.append(line)
+    raise SystemExit(f"{' '.join(map(str, process.args[-6:]))} ended early:\n{''.join(others)}")  # type: ignore[index]
 
 
 def begin(process: subprocess.Popen[str]) -> None:
