@@ -41,7 +41,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def stop(pid: int, window: Any) -> None:
-    """Stop a child of ours while it has not the lock of the list: a stopped worker that has it keeps all others waiting."""
+    """Stop a worker while it does not have the lock of the list: if it had, all others would have to wait."""
     os.kill(pid, signal.SIGSTOP)
     os.waitpid(pid, os.WUNTRACED)
     while window.skip_below(0) == words.BUSY:
