@@ -29,6 +29,7 @@ LARGE = 2000  # bytes of the records that the old kind of hub was measured with
 OLD_BATCHES = {32: 5.0, 512: None}  # records per request to it, and the ratio to reach
 BATCH = 1 << 20  # bytes
 FAILOVER = 5000.0  # ms
+ENDING = 60.0  # seconds for a hub to end
 LOSSES = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}  # of a hub; one that is stopped is silent, as if its host were lost
 spawn = multiprocessing.get_context("spawn")
 
@@ -110,8 +111,11 @@ def serving(root: Path, folder: Path, pki: Path | None, level: str = "process") 
         yield Server(json.loads(said)["location"], (process.pid,))
     finally:
         process.terminate()
-        process.wait()
-        process.stdout.close()  # type: ignore[union-attr]
+        try:
+            process.wait(ENDING)
+        finally:
+            process.kill()
+            process.stdout.close()  # type: ignore[union-attr]
 
 
 def _bare(argument: tuple[Path | None, Path | None], ports: Any) -> None:

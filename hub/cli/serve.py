@@ -36,6 +36,7 @@ EXAMPLES = """\
       --certificate /etc/kvspool/server.pem --key /etc/kvspool/server.key
   kvspool hub serve --root flights --anonymous          for this host only, at 127.0.0.1:7070"""
 
+LOOK = 0.5  # seconds between two looks for a signal
 LIMITS = (
     f"limits of connections: connections ({Limits().connections}), connections_per_principal ({Limits().connections_per_principal}), "
     f"idle_seconds ({Limits().idle_seconds:g}), and others, see docs/hub.md"
@@ -124,7 +125,8 @@ def run(arguments: argparse.Namespace) -> int:
         if not arguments.no_page:
             said["page"] = _page(hub, arguments, stack)
         _say(said, arguments.json)
-        is_over.wait()
+        while not is_over.wait(LOOK):
+            pass  # Python calls a handler in this thread only, and nothing wakes it for a signal that another thread has received
     return 0
 
 
