@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from cases.case import LeftOut
 
-from peers.peer import PATIENCE, Peer, Place, Writer, free_port, listens, names, wait_for
+from peers.peer import PATIENCE, Peer, Place, Writer, free_port, library, listens, names, server
 
 T = TypeVar("T")
 SYNC = {"process": "2m", "disk": "always"}  # the default, and a flush before each acknowledgement
@@ -54,11 +54,7 @@ def connected(address: str) -> Iterator[_Client]:
 
 
 def _library() -> Any:
-    try:
-        import nats
-    except ImportError:
-        raise LeftOut("the package nats-py is missing; in .venv: pip install nats-py, or the extra peers") from None
-    return nats
+    return library("nats", "nats-py")
 
 
 class _StreamWriter:
@@ -84,13 +80,12 @@ class JetStream(Peer):
     def serve(self, folder: Path, level: str) -> Iterator[Callable[[], Place]]:
         """Start the server."""
         _library()
-        server = shutil.which("nats-server", path=os.pathsep.join([os.environ.get("PATH", os.defpath), str(GO)]))
-        if server is None:
+        program = shutil.which("nats-server", path=os.pathsep.join([os.environ.get("PATH", os.defpath), str(GO)]))
+        if program is None:
             raise LeftOut("nats-server is missing; go install github.com/nats-io/nats-server/v2@latest, or Debian's nats-server")
         port, found = free_port(), names()
         file = folder / "nats.conf"
         file.write_text(CONFIGURATION.format(port=port, folder=folder / "jetstream", sync=SYNC[level]))
-        process = subprocess.Popen([server, "-c", str(file)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         address = f"nats://127.0.0.1:{port}"
 
         def create() -> Place:
@@ -99,12 +94,8 @@ class JetStream(Peer):
                 client.run(client.stream.add_stream(name=place.name, subjects=[place.name]))
             return place
 
-        try:
-            wait_for(lambda: listens(port), "nats-server")
+        with server([program, "-c", str(file)], lambda: listens(port), "nats-server", stderr=subprocess.DEVNULL):
             yield create
-        finally:
-            process.kill()
-            process.wait()
 
     @contextmanager
     def write(self, place: Place) -> Iterator[Writer]:

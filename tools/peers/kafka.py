@@ -10,10 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from cases.case import LeftOut
-
 from peers.jars import classpath, java
-from peers.peer import PATIENCE, Peer, Place, Writer, free_port, names, wait_for
+from peers.peer import PATIENCE, Peer, Place, Writer, free_port, library, names, server
 
 PAGE = 1000  # records of one answer
 PROPERTIES = """\
@@ -66,7 +64,6 @@ class Kafka(Peer):
         file.write_text(PROPERTIES.format(port=port, controller=free_port(), folder=folder / "kafka", further=FURTHER[level]))
         cluster = base64.urlsafe_b64encode(os.urandom(16)).decode().rstrip("=")
         subprocess.run([*run, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(file)], check=True, capture_output=True)
-        process = subprocess.Popen([*run, "kafka.Kafka", str(file)], cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         address = f"127.0.0.1:{port}"
 
         def create() -> Place:
@@ -76,12 +73,9 @@ class Kafka(Peer):
             admin.create_topics([topic])[place.name].result(PATIENCE)
             return place
 
-        try:
-            wait_for(lambda: _answers(address), "Kafka")
+        command = [*run, "kafka.Kafka", str(file)]
+        with server(command, lambda: _answers(address), "Kafka", cwd=folder, stderr=subprocess.DEVNULL):
             yield create
-        finally:
-            process.kill()
-            process.wait()
 
     @contextmanager
     def write(self, place: Place) -> Iterator[Writer]:
@@ -124,11 +118,7 @@ def _consumer(place: Place, offset: int) -> Iterator[Any]:
 
 
 def _library() -> Any:
-    try:
-        import confluent_kafka
-    except ImportError:
-        raise LeftOut("the package confluent-kafka is missing; in .venv: pip install confluent-kafka, or the extra peers") from None
-    return confluent_kafka
+    return library("confluent_kafka", "confluent-kafka")
 
 
 def _admin() -> Any:

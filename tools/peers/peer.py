@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import socket
 import statistics
+import subprocess
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
@@ -13,9 +15,9 @@ from itertools import count as numbers
 from itertools import repeat
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from cases.case import THOUSAND, VALUE, Bench, timed
+from cases.case import THOUSAND, VALUE, Bench, LeftOut, timed
 from cases.crowd import Work, together
 from cases.wakeups import latencies
 
@@ -137,7 +139,27 @@ def following(peer: Peer, connection: Connection, count: int, place: Place) -> N
         connection.send([time.monotonic_ns() - int(value) for _, value in zip(range(count), values, strict=False)])
 
 
-# Servers.
+# Clients and servers.
+
+
+def library(module: str, package: str) -> Any:
+    """Return the module of a peer's client. Raises LeftOut without its package."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise LeftOut(f"the package {package} is missing; in .venv: pip install {package}, or the extra peers") from None
+
+
+@contextmanager
+def server(command: list[str], is_ready: Callable[[], bool], what: str, **options: Any) -> Iterator[None]:
+    """Run a server, once it answers. options: those of `subprocess.Popen`. Raises TimeoutError."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, **options)
+    try:
+        wait_for(is_ready, what)
+        yield
+    finally:
+        process.kill()
+        process.wait()
 
 
 def free_port() -> int:

@@ -7,9 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from cases.case import LeftOut
-
-from peers.peer import Peer, Place, Writer, names
+from peers.peer import Peer, Place, Writer, library, names
 
 
 class _QueueWriter:
@@ -31,7 +29,7 @@ class PersistQueue(Peer):
     @contextmanager
     def serve(self, folder: Path, level: str) -> Iterator[Callable[[], Place]]:
         """Yield a function that names a queue, which is created when it is opened."""
-        library()
+        _library()
         found = names()
         yield lambda: Place(str(folder), f"{self.key}-{next(found)}", level)
 
@@ -54,17 +52,12 @@ class PersistQueue(Peer):
             queue.close()
 
 
-def library() -> Any:
-    """Return the module. Raises LeftOut."""
-    try:
-        import persistqueue
-    except ImportError:
-        raise LeftOut("the package persist-queue is missing; in .venv: pip install persist-queue, or the extra peers") from None
-    return persistqueue
+def _library() -> Any:
+    return library("persistqueue", "persist-queue")
 
 
 def _opened(place: Place) -> Any:
-    return library().FIFOSQLiteQueue(str(place.path), auto_commit=True, multithreading=False)
+    return _library().FIFOSQLiteQueue(str(place.path), auto_commit=True, multithreading=False)
 
 
 PEERS = {"persist": PersistQueue("persist", "persist-queue")}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -12,7 +11,7 @@ from typing import Any
 
 from cases.case import LeftOut
 
-from peers.peer import PATIENCE, Peer, Place, Writer, names, wait_for
+from peers.peer import PATIENCE, Peer, Place, Writer, library, names, server
 
 FSYNC = {"process": "everysec", "disk": "always"}
 PAGE = 1000  # entries of one answer
@@ -22,12 +21,11 @@ PAGE = 1000  # entries of one answer
 def redis_server(folder: Path, *options: str) -> Iterator[Path]:
     """Run Redis with a socket in a folder; yield its path. Raises LeftOut without the server or its client."""
     redis = _library()
-    server = shutil.which("redis-server")
-    if server is None:
+    program = shutil.which("redis-server")
+    if program is None:
         raise LeftOut("redis-server is missing; on Debian: apt-get install redis-server")
     path = folder / "redis.socket"
-    command = [server, "--port", "0", "--unixsocket", str(path), "--save", "", "--dir", str(folder), *options]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    command = [program, "--port", "0", "--unixsocket", str(path), "--save", "", "--dir", str(folder), *options]
 
     def answers() -> bool:
         try:
@@ -36,12 +34,8 @@ def redis_server(folder: Path, *options: str) -> Iterator[Path]:
         except redis.exceptions.ConnectionError:
             return False
 
-    try:
-        wait_for(answers, "redis-server")
+    with server(command, answers, "redis-server"):
         yield path
-    finally:
-        process.kill()
-        process.wait()
 
 
 @contextmanager
@@ -52,11 +46,7 @@ def connected(path: Path | str) -> Iterator[Any]:
 
 
 def _library() -> Any:
-    try:
-        import redis
-    except ImportError:
-        raise LeftOut("the package redis is missing; in .venv: pip install redis, or the extra peers") from None
-    return redis
+    return library("redis", "redis")
 
 
 class _StreamWriter:
