@@ -47,8 +47,7 @@ class ReaderLease(Handle):
         try:
             fd = file.number
             self._lock(fd)
-            ours, there = system.port.status(fd), system.port.look_up(self._path)
-            if there is None or (ours.st_ino, ours.st_dev) != (there.st_ino, there.st_dev):
+            if not file.is_at(self._path):
                 locks.give_back(file, self._process)
                 return False
             if not self._shared:

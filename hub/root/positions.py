@@ -152,11 +152,7 @@ def store(path: Path, positions: dict[Key, Position], owner: str = "") -> None:
 def parts(path: Path) -> list[Path]:
     """Return the paths of the parts of a file, which may be none."""
     directory = parts_directory(path)
-    try:
-        found = system.port.names(directory)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    return [directory / name for name in sorted(found) if _PART.fullmatch(name)]
+    return [directory / name for name in sorted(disk.names(directory)) if _PART.fullmatch(name)]
 
 
 def part_of(path: Path, token: int) -> Path:
@@ -233,10 +229,7 @@ def _why_another_time(position: Position, log: Log) -> str:
 
 def names(root: Path) -> list[str]:
     """Return the names of the durable readers of a hub root, sorted."""
-    try:
-        found = system.port.names(directory_of(root))
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+    found = disk.names(directory_of(root))
     return sorted(name.removesuffix(SUFFIX) for name in found if name.endswith(SUFFIX) and _is_name(name.removesuffix(SUFFIX)))
 
 

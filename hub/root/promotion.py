@@ -18,7 +18,7 @@ def promote(root: Path) -> list[str]:
     client with any mark is refused. Raises RootInUse while a mirror pulls into the root.
     """
     with ExitStack() as locks:
-        for name in sorted(name for name in _names(root / PRIVATE) if name.startswith(MIRROR_LOCK)):
+        for name in sorted(name for name in disk.names(root / PRIVATE) if name.startswith(MIRROR_LOCK)):
             locks.enter_context(take_lock(root, name, f"a mirror pulls into {root} now ({name})"))
         catalogue = Catalogue(root)
         try:
@@ -34,10 +34,3 @@ def _promote(shards: list[Path]) -> bool:
         system.port.remove(path / MIRRORED)
         disk.flush_directory(path)
     return bool(marked)
-
-
-def _names(directory: Path) -> list[str]:
-    try:
-        return system.port.names(directory)
-    except FileNotFoundError:
-        return []

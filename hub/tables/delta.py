@@ -429,12 +429,9 @@ def drop_torn(place: TablePlace) -> list[Path]:
     """Move commits aside that a power failure has torn: the last ones of a local table, not reported to anybody. Return their new names."""
     log = None if place.local is None else place.local / "_delta_log"
     moved: list[Path] = []
-    try:
-        names = [] if log is None else sorted(name for name in system.port.names(log) if _COMMIT.fullmatch(name))
-    except (FileNotFoundError, NotADirectoryError):
+    if log is None:
         return moved
-    for name in reversed(names):
-        assert log is not None
+    for name in sorted((name for name in disk.names(log) if _COMMIT.fullmatch(name)), reverse=True):
         if _is_whole(log / name):
             break
         system.port.rename(log / name, log / f"{name}.torn")

@@ -66,7 +66,7 @@ class Claim:
 
     def is_at(self, path: Path) -> bool:
         """Return whether a path leads to the claimed directory."""
-        return _is_at(self.directory, path)
+        return self.directory.is_at(path)
 
 
 @contextmanager
@@ -89,7 +89,7 @@ def directory_locked(path: Path, timeout: float, *, shared: bool, undo: Callable
     try:
         _lock(file, path, timeout, shared=shared)
         try:
-            yield _is_at(file, Path(real))
+            yield file.is_at(real)
         except BaseException:
             undo()
             raise
@@ -141,7 +141,7 @@ def _open(place: Path, path: Path, timeout: float) -> Iterator[Descriptor]:
         raise
     try:
         _lock(directory, path, timeout, shared=False)
-        if not _is_at(directory, place):
+        if not directory.is_at(place):
             raise _gone(path)
         yield directory
     finally:
@@ -249,7 +249,7 @@ def dispose(parent: Descriptor, name: str, directory: Descriptor, contents: Cont
                 system.port.remove_directory(here / folder)
     _remove_files(here, contents.is_file)
     place = inside(parent) / name
-    if _is_at(directory, place):
+    if directory.is_at(place):
         system.port.remove_directory(place)
 
 
@@ -299,8 +299,3 @@ def _flush(directory: Descriptor, done: str, path: Path) -> None:
 def _is_directory(place: Path) -> bool:
     there = system.port.look_up(place)
     return there is not None and stat.S_ISDIR(there.st_mode)
-
-
-def _is_at(directory: Descriptor, place: Path) -> bool:
-    ours, there = system.port.status(directory.number), system.port.look_up(place)
-    return there is not None and (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)

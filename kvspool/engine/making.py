@@ -185,10 +185,8 @@ def _locked(building: Path) -> Descriptor | None:
     except FileNotFoundError:
         return None
     try:
-        if system.port.try_lock_file(lock.number, shared=False):
-            ours, there = system.port.status(lock.number), system.port.look_up(building)
-            if there is not None and (ours.st_dev, ours.st_ino) == (there.st_dev, there.st_ino):
-                return lock
+        if system.port.try_lock_file(lock.number, shared=False) and lock.is_at(building):
+            return lock
     except BaseException:
         lock.close()
         raise

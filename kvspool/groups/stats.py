@@ -8,12 +8,11 @@ from typing import Any
 
 import msgspec
 
-from kvspool import system
 from kvspool.errors import Corruption, UnknownVersion
 from kvspool.groups import files, layout
 from kvspool.groups.files import SUFFIX
 from kvspool.groups.share import GroupLag
-from kvspool.system import holders
+from kvspool.system import disk, holders
 
 
 class GroupMemberStats(msgspec.Struct, frozen=True):
@@ -45,11 +44,7 @@ class GroupStats(msgspec.Struct, frozen=True):
 
 def group_files(directory: Path) -> list[Path]:
     """Return the paths of the group files in a directory, which may not exist."""
-    try:
-        found = system.port.names(directory)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    return [directory / name for name in sorted(found) if name.endswith(SUFFIX)]
+    return [directory / name for name in sorted(disk.names(directory)) if name.endswith(SUFFIX)]
 
 
 def look(path: Path, shards: Mapping[str, Any], lag: GroupLag | None = None) -> GroupStats | None:

@@ -25,6 +25,7 @@ from kvspool.journal.format import Format
 from kvspool.journal.formats import FORMATS
 from kvspool.journal.formats.arrangement import Bare, Nested
 from kvspool.journal.segment import ARCHIVE
+from kvspool.system import disk
 from kvspool.system.descriptor import Descriptor
 
 _LEASE = ".lck"
@@ -72,17 +73,10 @@ def locked(path: Path, form: Format, mode: int) -> Iterator[None]:
     with ExitStack() as held:
         _lock(held, form.lock_file(path), path, "a handle that has appended to it is open", os.O_CREAT, mode)
         directory = path / "ofs" if isinstance(form, Nested) else form.sidecar(path)
-        for name in _names(directory):
+        for name in disk.names(directory):
             if name.endswith(_LEASE) and directory / name != form.lock_file(path):
                 _lock(held, directory / name, path, "a durable reader of it is open")
         yield
-
-
-def _names(directory: Path) -> list[str]:
-    try:
-        return system.port.names(directory)
-    except FileNotFoundError:
-        return []
 
 
 def _lock(held: ExitStack, place: Path, path: Path, what: str, flags: int = 0, mode: int = 0) -> None:
@@ -91,9 +85,7 @@ def _lock(held: ExitStack, place: Path, path: Path, what: str, flags: int = 0, m
     except FileNotFoundError:  # of a reader deleted at this moment
         return
     held.callback(locks.give_back_file, file, system.port.process_id())
-    ours = system.port.status(file.number)
     if not system.port.try_lock_file(file.number, shared=False):
         raise LogInUse(path, what)
-    there = system.port.look_up(place)
-    if there is None or (there.st_dev, there.st_ino) != (ours.st_dev, ours.st_ino):
+    if not file.is_at(place):
         raise LogInUse(path, f"another program has replaced {place.name}, which is locked,")

@@ -66,8 +66,7 @@ class Lease(Handle):
         if not system.port.try_lock_file(self._file.number, shared=False):
             self.close()
             raise ReaderBusy(f"the reader {name!r} is open elsewhere, as a reader or in a group; {path} is locked")
-        ours, there = system.port.status(self._file.number), system.port.look_up(path)
-        if there is not None and (ours.st_ino, ours.st_dev) == (there.st_ino, there.st_dev):
+        if self._file.is_at(path):
             system.port.write(self._file.number, _PID.pack(self._process), 0)
             return True
         self.close()
@@ -156,11 +155,7 @@ class OffsetFiles(Offsets):
         self._mode = mode
 
     def names(self) -> list[str]:
-        try:
-            found = system.port.names(self.directory)
-        except FileNotFoundError:
-            return []
-        stems = (name[:-4] for name in found if name.endswith(".ofs"))
+        stems = (name[:-4] for name in disk.names(self.directory) if name.endswith(".ofs"))
         return sorted(stem for stem in stems if _NAME.fullmatch(stem))
 
     def load(self, name: str) -> int | None:

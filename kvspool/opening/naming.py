@@ -100,7 +100,7 @@ def _lists_moved(target: Path, place: Path) -> Iterator[None]:
 
     They have both names meanwhile. So whenever a crash comes, they are next to the log; those of another log are removed at their next use.
     """
-    names = [name for name in _names(beside(target)) if re.fullmatch(LISTS, name)]
+    names = [name for name in disk.names(beside(target)) if re.fullmatch(LISTS, name)]
     if names:
         disk.make_directory(beside(place))
     for name in names:
@@ -130,13 +130,6 @@ def _refuse_workers(path: Path) -> None:
     for file in task_files(beside(path)):
         if workers_in(file):
             raise LogInUse(path, "a worker of a task list of it is open")
-
-
-def _names(directory: Path) -> list[str]:
-    try:
-        return system.port.names(directory)
-    except FileNotFoundError:
-        return []
 
 
 def _refuse_unnamed(form: Format) -> None:

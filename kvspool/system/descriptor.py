@@ -81,6 +81,11 @@ class Descriptor:
         """Return whether it was closed."""
         return self._file.closed
 
+    def is_at(self, path: str | os.PathLike[str]) -> bool:
+        """Return whether the open file is the one at a path."""
+        ours, there = system.port.status(self.number), system.port.look_up(path)
+        return there is not None and (ours.st_ino, ours.st_dev) == (there.st_ino, there.st_dev)
+
     def close(self) -> None:
         """Close the file, if it is open. Raises the system's OSError; the file is closed then, too."""
         if not self._file.closed:
@@ -115,8 +120,7 @@ class OpenFile(Handle):
 
     def is_in_place(self) -> bool:
         """Return whether the name refers to the open file."""
-        ours, there = system.port.status(self.fd), system.port.look_up(self.path)
-        return there is not None and (ours.st_ino, ours.st_dev) == (there.st_ino, there.st_dev)
+        return self._file.is_at(self.path)
 
 
 def _not_a_file(path: str | os.PathLike[str], mode: int) -> NotAFile:

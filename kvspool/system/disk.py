@@ -24,6 +24,14 @@ def read(path: Path, most: int, at: int = 0) -> bytes:
         return system.port.read(fd, most, at)
 
 
+def names(directory: Path) -> list[str]:
+    """Return the names in a directory; none if there is no directory."""
+    try:
+        return system.port.names(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
 def replace(
     path: Path,
     data: bytes,

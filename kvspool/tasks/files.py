@@ -158,8 +158,7 @@ class TaskFile(Handle):
 
     def is_in_place(self) -> bool:
         """Return whether the path leads to this file."""
-        ours, there = system.port.status(self._locks.number), system.port.look_up(self.path)
-        return there is not None and (ours.st_dev, ours.st_ino) == (there.st_dev, there.st_ino)
+        return self._locks.is_at(self.path)
 
     def flush(self) -> None:
         """Flush the file to disk, stores through mappings included. Raises the system's OSError."""

@@ -13,7 +13,7 @@ from kvspool.engine import locks
 from kvspool.errors import Corruption, UnknownVersion
 from kvspool.kernel import tasks_py as words
 from kvspool.kernel.tasks import TaskWindow
-from kvspool.system import holders
+from kvspool.system import disk, holders
 from kvspool.system.descriptor import Descriptor
 from kvspool.tasks import layout
 from kvspool.tasks.files import SUFFIX, read_header
@@ -76,11 +76,7 @@ def workers_of(shards: list[TaskStats]) -> list[TaskWorkerStats]:
 
 def task_files(directory: Path) -> list[Path]:
     """Return the paths of the files of task lists in a directory, which may not exist."""
-    try:
-        found = system.port.names(directory)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    return [directory / name for name in sorted(found) if name.endswith(SUFFIX)]
+    return [directory / name for name in sorted(disk.names(directory)) if name.endswith(SUFFIX)]
 
 
 def look(path: Path, shard: str = "") -> TaskStats | None:

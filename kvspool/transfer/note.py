@@ -92,8 +92,7 @@ def _locked(directory: Path, target: Path) -> Notes:
         try:
             if not system.port.try_lock_file(file.number, shared=False):
                 raise LockTimeout(f"another copy fills {target}; wait until it has finished")
-            there = system.port.look_up(directory)
-            if there is not None and there.st_ino == system.port.status(file.number).st_ino:
+            if file.is_at(directory):
                 return Notes(directory, file)
         except BaseException:
             file.close()
