@@ -357,8 +357,8 @@ class Log(ClosingHandle, LogGroups, LogTasks, ABC):
         """
         from kvspool.engine.following import AsyncFollowing
 
-        reading = Iteration(self._cursor_at(start, isolation=isolation), limit, on_gap)
-        following = AsyncFollowing(reading, timeout)
+        reading = Iteration(self._cursor_at(start, isolation=isolation), None, on_gap)
+        following = AsyncFollowing(reading, limit, timeout)
         self._iterations.add(reading)
         return following
 

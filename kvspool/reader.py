@@ -131,7 +131,7 @@ class Reader(OpenReader):
         """Iterate with `async for` over the records from the reader's position on, and wait for more; see `Log.follow_async`."""
         from kvspool.engine.following import AsyncFollowing
 
-        return AsyncFollowing(self._iterations.add(_Present(self, limit, on_gap, None)), timeout)
+        return AsyncFollowing(self._iterations.add(_Present(self, None, on_gap, None)), limit, timeout)
 
     @contextmanager
     def view(self) -> Iterator[memoryview]:

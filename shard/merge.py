@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 from kvspool import system
 from kvspool.engine.cursor import Cursor
 from kvspool.engine.iteration import check_spin
-from kvspool.engine.wakeups import Watcher
+from kvspool.engine.wakeups import BLIND_POLL, Watcher
 from kvspool.options import OnGap
 from kvspool.record import Gap
 from kvspool.system.handles import ClosingHandle
@@ -92,11 +92,6 @@ class FollowingMerge(FollowingLoops, Merge[R], Generic[R]):
         super().__init__(limit, on_gap, timeout)
         self._spin = check_spin(spin)
 
-    @property
-    def merge(self) -> Self:
-        """Return the merge itself; see `shard.following.Followed`."""
-        return self
-
     def arm(self) -> Watcher:
         """Return a watcher, with the watches other than those of logs."""
         return SpinningWatcher(self._spin) if self._spin else Watcher()
@@ -115,3 +110,10 @@ class FollowingMerge(FollowingLoops, Merge[R], Generic[R]):
             if not isinstance(key, MergeSource):
                 self.notice(key)
         return None if keys else watcher
+
+    async def sleep(self, left: float) -> None:
+        """Sleep in a task until a log may have records, up to `left` seconds; not at all if wake-ups have arrived since the last check."""
+        watcher = self.take_events()
+        if watcher is not None:
+            can_ask = all(source.cursor.is_rung for source in self.sources.values())
+            await watcher.sleep(left if can_ask else min(left, BLIND_POLL))

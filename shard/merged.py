@@ -7,8 +7,9 @@ import sys
 from abc import abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import Any, Generic, TypeVar, overload
 
+from kvspool.engine.iteration import AsyncReading
 from kvspool.groups.verb import HasGroups
 from kvspool.log import Log as Log
 from kvspool.options import Isolation, OnGap
@@ -16,10 +17,7 @@ from kvspool.record import Gap, Record
 from kvspool.system.handles import ClosingHandle
 from kvspool.tasks.verb import HasTasks
 from shard import descriptors
-from shard.merge import FollowingMerge, Merge, NoGaps, Values
-
-if TYPE_CHECKING:
-    from shard.following import AsyncMerge
+from shard.merge import LOOK_AROUND, FollowingMerge, Merge, NoGaps, Values
 
 K = TypeVar("K")  # the address of a log
 R = TypeVar("R", bound=Record)  # the kind of the records
@@ -139,12 +137,12 @@ class MergedLogs(HasGroups, HasTasks, ClosingHandle, Generic[K, R, S]):
         limit: int | None = ...,
         on_gap: NoGaps = ...,
         isolation: Isolation = ...,
-    ) -> AsyncMerge[R]: ...
+    ) -> AsyncReading[R]: ...
 
     @overload
     def follow_async(
         self, start: str | S = ..., *, timeout: float | None = ..., limit: int | None = ..., on_gap: OnGap = ..., isolation: Isolation = ...
-    ) -> AsyncMerge[R | Gap]: ...
+    ) -> AsyncReading[R | Gap]: ...
 
     def follow_async(
         self,
@@ -154,12 +152,10 @@ class MergedLogs(HasGroups, HasTasks, ClosingHandle, Generic[K, R, S]):
         limit: int | None = None,
         on_gap: OnGap = "raise",
         isolation: Isolation = "appended",
-    ) -> AsyncMerge[R | Gap]:
+    ) -> AsyncReading[R | Gap]:
         """Iterate with `async for` over the records from `start`, and wait for more in the event loop; see `follow`."""
-        from shard.following import AsyncMerge
-
         merge = self._fill(self._follower(None, on_gap, 0.0, isolation, 0.0), start, False, isolation)
-        return AsyncMerge(merge, limit, on_gap, timeout)
+        return AsyncReading(merge, merge.sleep, limit, timeout, LOOK_AROUND)
 
     def extent(self, isolation: Isolation = "appended") -> dict[K, tuple[int, int]]:
         """Return for each log the sequences of its oldest record and of the next one to be appended; see `kvspool.Log.extent`."""

@@ -15,7 +15,7 @@ from alarms import called
 import hub
 import kvspool
 from kvspool import Spool, system
-from kvspool.engine import eventloops, following, iteration, wakeups
+from kvspool.engine import eventloops, iteration, wakeups
 from kvspool.engine.iteration import Iterations
 from kvspool.errors import Closed
 from kvspool.kernel import frames_py as frames
@@ -29,7 +29,7 @@ DEADLINE = 60.0  # seconds; a follower that is not woken sleeps for an hour
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nothing but a wake-up end a sleep."""
     loops = sys.modules[FollowingLoops.__module__]  # of the twin that is in use
-    for module in (wakeups, eventloops, following, iteration, loops):
+    for module in (wakeups, eventloops, iteration, loops):
         monkeypatch.setattr(module, "POLL", 3600.0)
 
 

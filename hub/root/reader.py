@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import Any, Generic, TypeVar, overload
 
 import msgspec
 
@@ -29,18 +29,15 @@ from hub.root.positions import Key, Position
 from hub.root.records import HubRecord
 from hub.root.shards import RootShards
 from kvspool import Gap, Record, system
-from kvspool.engine.iteration import TurnReading, check_spin
+from kvspool.engine.iteration import AsyncReading, TurnReading, check_spin
 from kvspool.errors import Closed, Corruption, KvspoolError, LogNotFound, NoSuchReader, ReaderBusy, UnknownVersion
 from kvspool.options import Isolation, OnGap
 from kvspool.reader import OpenReader
 from kvspool.system import forks
 from kvspool.system.disk import flush_directory
 from shard import route
-from shard.merge import Cursor, FollowingMerge, Merge, NoGaps
+from shard.merge import LOOK_AROUND, Cursor, FollowingMerge, Merge, NoGaps
 from shard.merged import Log
-
-if TYPE_CHECKING:
-    from shard.following import AsyncMerge
 
 R = TypeVar("R", covariant=True)
 
@@ -155,20 +152,20 @@ class HubReader(OpenReader):
         return self._iterations.add(HubReading(self, limit, on_gap, timeout, is_bounded=False, spin=spin))
 
     @overload
-    def follow_async(self, *, timeout: float | None = ..., limit: int | None = ..., on_gap: NoGaps = ...) -> AsyncMerge[HubRecord]: ...
+    def follow_async(self, *, timeout: float | None = ..., limit: int | None = ..., on_gap: NoGaps = ...) -> AsyncReading[HubRecord]: ...
 
     @overload
-    def follow_async(self, *, timeout: float | None = ..., limit: int | None = ..., on_gap: OnGap = ...) -> AsyncMerge[HubRecord | Gap]: ...
+    def follow_async(
+        self, *, timeout: float | None = ..., limit: int | None = ..., on_gap: OnGap = ...
+    ) -> AsyncReading[HubRecord | Gap]: ...
 
     def follow_async(
         self, *, timeout: float | None = None, limit: int | None = None, on_gap: OnGap = "raise"
-    ) -> AsyncMerge[HubRecord | Gap]:
+    ) -> AsyncReading[HubRecord | Gap]:
         """Iterate with `async for` over the records from the reader's position, and wait for more in the event loop; see `follow`."""
-        from shard.following import AsyncMerge
-
         self._check_open()
         reading: HubReading[Any] = self._iterations.add(HubReading(self, None, on_gap, 0.0, is_bounded=False))
-        return AsyncMerge(reading, limit, on_gap, timeout)
+        return AsyncReading(reading, reading.sleep, limit, timeout, LOOK_AROUND)
 
     def commit(self) -> dict[Key, int]:
         """Store the reader's positions, after all returned records, in all shards at once. Returns them.
@@ -385,10 +382,10 @@ class HubReading(TurnReading, Iterator[R], Generic[R]):
         if pending:
             raise pending.popleft()
 
-    @property
-    def merge(self) -> FollowingMerge[Any] | None:
-        """Return the merge that a follower reads at present; see `shard.following.Followed`."""
-        return self._merge if isinstance(self._merge, FollowingMerge) else None
+    async def sleep(self, left: float) -> None:
+        """Sleep in a task until there may be more; see `FollowingMerge.sleep`."""
+        if isinstance(self._merge, FollowingMerge):
+            await self._merge.sleep(left)
 
     def _begin(self) -> Merge[Any]:
         owner = self._owner

@@ -7,10 +7,10 @@ thread or task raises it at once. Prefetched records are dropped then.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, Final, Protocol, Self, TypeVar
+from typing import Any, Final, Generic, Protocol, Self, TypeVar
 from weakref import WeakValueDictionary
 
 from kvspool import system
@@ -41,6 +41,7 @@ class Endable(Protocol):
 
 
 E = TypeVar("E", bound=Endable)
+R = TypeVar("R", covariant=True)
 T = TypeVar("T")
 
 
@@ -299,55 +300,66 @@ class TurnReading(ClosingHandle):
             self.close()
 
 
-class SleepingReading(Protocol):
-    """A `TurnReading` that an event loop can wait for."""
+class Resumable(Protocol):
+    """An iteration that ends whenever there is no item, and continues later."""
 
-    missed: int
+    @property
+    def missed(self) -> int:
+        """Return how many sequences were in Gaps so far."""
 
     def __next__(self) -> Any:
         """Return the next item; StopIteration if there is none now."""
-
-    async def sleep(self, left: float) -> None:
-        """Sleep in a task until there may be an item, for `left` seconds at most."""
-
-    @property
-    def is_over(self) -> bool:
-        """Return whether no more items will be returned."""
 
     def close(self) -> None:
         """Close all logs and end the iteration."""
 
 
-class AsyncTurnReading(AsyncIterator[Any], Handle):
-    """Iterates as a `TurnReading` does, for `async for`. A cancelled wait loses no item."""
+class AsyncReading(AsyncIterator[R], Handle, Generic[R]):
+    """Iterates as a reading does, for `async for`. Get it from `follow_async`; use it in one task.
 
-    def __init__(self, reading: SleepingReading, limit: int | None, timeout: float | None) -> None:
-        """timeout: seconds without an item after which the iteration ends; None: never."""
+    A cancelled wait loses no item: the next one continues there. Leave the iteration early with `aclose`, or use `async with`.
+    """
+
+    def __init__(
+        self, reading: Resumable, sleep: Callable[[float], Awaitable[object]], limit: int | None, timeout: float | None, run: int = 1
+    ) -> None:
+        """Take over `reading`, which has no limit.
+
+        sleep: waits up to some seconds until there may be an item. timeout: seconds without an item after which the iteration ends; None:
+        never. run: items after which other tasks of the loop get a turn.
+        """
         self._reading = reading
+        self._sleep = sleep
         self._left = check(limit, "raise")
         self._timeout = check_timeout(timeout)
+        self._run = run
+        self._taken = 0
+        self._is_closed = False
 
     @property
     def missed(self) -> int:
         """Return how many sequences were in Gaps so far."""
         return self._reading.missed
 
-    async def __anext__(self) -> Any:
+    async def __anext__(self) -> R:
         if self._left == 0:
             raise StopAsyncIteration
-        await let_others_run()
+        if self._taken % self._run == 0:
+            await let_others_run()
         deadline = None if self._timeout is None else system.port.monotonic() + self._timeout
         while (item := next(self._reading, NOTHING)) is NOTHING:
             left = POLL if deadline is None else min(POLL, deadline - system.port.monotonic())
-            if self._reading.is_over or left <= 0:
+            if self._is_closed or left <= 0:
                 raise StopAsyncIteration
-            await self._reading.sleep(left)
+            await self._sleep(left)
+        self._taken += 1
         if self._left > 0 and item.__class__ is not Gap:
             self._left -= 1
-        return item
+        return item  # type: ignore[return-value]  # of the kind that the reading returns
 
     async def aclose(self) -> None:
-        """Close all logs; the iteration is over."""
+        """Close all logs; the iteration is over. Another task that waits in it wakes, and its iteration ends."""
+        self._is_closed = True
         self._left = 0
         self._reading.close()
 

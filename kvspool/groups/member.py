@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 from kvspool import system
-from kvspool.engine.iteration import NOTHING, AsyncTurnReading, Iterations, TurnReading
+from kvspool.engine.iteration import NOTHING, AsyncReading, Iterations, TurnReading
 from kvspool.engine.wakeups import POLL, Watcher
 from kvspool.errors import Closed, Revoked
 from kvspool.gap import Gap
@@ -74,10 +74,11 @@ class GroupMember(ClosingHandle, Generic[K]):
         self.refuse_closed()
         return self._iterations.add(GroupReading(self, limit, on_gap, timeout, is_bounded=False))
 
-    def follow_async(self, *, timeout: float | None = None, limit: int | None = None, on_gap: OnGap = "raise") -> AsyncTurnReading:
+    def follow_async(self, *, timeout: float | None = None, limit: int | None = None, on_gap: OnGap = "raise") -> AsyncReading[Any]:
         """Iterate with `async for`, and wait in the event loop; see `follow`. The other calls of the member may block for a short time."""
         self.refuse_closed()
-        return AsyncTurnReading(self._iterations.add(GroupReading(self, None, on_gap, 0.0, is_bounded=False)), limit, timeout)
+        reading = self._iterations.add(GroupReading(self, None, on_gap, 0.0, is_bounded=False))
+        return AsyncReading(reading, reading.sleep, limit, timeout)
 
     def commit(self) -> dict[K, int]:
         """Store the positions after all returned records of the owned shards, and return them; then release shards that others are to own.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, TypeVar
 
 from kvspool import system
-from kvspool.engine.iteration import AsyncTurnReading, Iterations, TurnReading
+from kvspool.engine.iteration import AsyncReading, Iterations, TurnReading
 from kvspool.engine.wakeups import BLIND_POLL, POLL, Watcher
 from kvspool.errors import Closed, GapError, Reentered
 from kvspool.gap import Gap
@@ -84,10 +84,11 @@ class TaskWorker(ClosingHandle):
         self.refuse_closed()
         return self._iterations.add(TaskReading(self, limit, on_gap, timeout))
 
-    def follow_async(self, *, timeout: float | None = None, limit: int | None = None, on_gap: OnGap = "raise") -> AsyncTurnReading:
+    def follow_async(self, *, timeout: float | None = None, limit: int | None = None, on_gap: OnGap = "raise") -> AsyncReading[Any]:
         """Iterate with `async for` over tasks, and wait in the event loop; see `follow`. Other calls may block for a short time."""
         self.refuse_closed()
-        return AsyncTurnReading(self._iterations.add(TaskReading(self, None, on_gap, 0.0)), limit, timeout)
+        reading = self._iterations.add(TaskReading(self, None, on_gap, 0.0))
+        return AsyncReading(reading, reading.sleep, limit, timeout)
 
     def take(self, most: int = 1, *, wait: float | None = 0.0, on_gap: OnGap = "raise") -> list[Task]:
         """Return up to `most` tasks; as soon as there is one, all that are there now. wait: seconds to wait for one; None: no limit.

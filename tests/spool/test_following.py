@@ -15,7 +15,7 @@ from faults import BlindPort
 
 import kvspool
 from kvspool import Gap, Spool, errors, system
-from kvspool.engine import eventloops, following
+from kvspool.engine import eventloops, iteration
 from kvspool.engine.following import AsyncFollowing
 from kvspool.kernel import frames_py as frames
 
@@ -45,7 +45,7 @@ def run(notifiers: Callable[[], set[str]]) -> Callable[[Coroutine[Any, Any, Any]
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nothing but an event end a sleep."""
-    monkeypatch.setattr(following, "POLL", 50.0)
+    monkeypatch.setattr(iteration, "POLL", 50.0)
     monkeypatch.setattr(eventloops, "POLL", 50.0)
 
 
