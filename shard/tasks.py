@@ -6,10 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from kvspool.engine.wakeups import Watcher
-from kvspool.system.handles import close_all
 from kvspool.tasks.layout import LEAST_WINDOW, Wanted, check_window
-from kvspool.tasks.single import log_task_file, open_source
+from kvspool.tasks.single import LogSources, log_task_file
 from kvspool.tasks.source import TaskSource
 from kvspool.tasks.stats import TaskStats, look, task_files
 from kvspool.tasks.worker import TaskWorker
@@ -22,39 +20,17 @@ def part_of(wanted: Wanted, shards: int) -> Wanted:
     return wanted._replace(window=check_window(max(LEAST_WINDOW, wanted.window // max(1, shards))))
 
 
-class ShardSources:
-    """Opens the sources of a worker of a shard set; see `kvspool.tasks.worker.Sources`."""
+class ShardSources(LogSources):
+    """Opens the sources of a worker of a shard set."""
 
     def __init__(self, root: Path, shards: list[Log], start: Any, wanted: Wanted, placed: Callable[[int], Callable[..., Any]]) -> None:
-        """placed: returns the function that creates the records of a shard."""
+        starts = [start.get(index, "earliest") if isinstance(start, Mapping) else start for index in range(len(shards))]
+        super().__init__(shards, starts, part_of(wanted, len(shards)), placed)
         self._root = root
-        self._shards = shards
-        self._start = start
-        self._wanted = part_of(wanted, len(shards))
-        self._placed = placed
 
     def open(self, worker: TaskWorker) -> list[TaskSource]:
-        """Return a source for each shard."""
-        found: list[TaskSource] = []
-        try:
-            with descriptors.for_logs(self._root, len(self._shards)):
-                for index, log in enumerate(self._shards):
-                    start = self._start.get(index, "earliest") if isinstance(self._start, Mapping) else self._start
-                    found.append(open_source(log, index, worker, start, self._wanted, self._placed(index)))
-        except BaseException:
-            close_all(found)
-            raise
-        return found
-
-    def renewed(self, worker: TaskWorker, sources: list[TaskSource]) -> list[TaskSource]:
-        """Return the same ones."""
-        return sources
-
-    def watch(self, watcher: Watcher) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
+        with descriptors.for_logs(self._root, len(self._logs)):
+            return super().open(worker)
 
 
 def listing(shards: list[Log], names: Callable[[int], str]) -> list[TaskStats]:

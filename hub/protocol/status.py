@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from kvspool.engine import sizes
+from kvspool.tasks.stats import TaskWorkerStats
 
 
 class ShardStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,18 +78,10 @@ class MemberStatus(msgspec.Struct, frozen=True, kw_only=True):
     shards: int
 
 
-class TaskWorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker of a task list: its process, since when, and how many tasks it has."""
-
-    process: str
-    joined: int
-    tasks: int
-
-
 class TaskListStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A task list, with the sums of its shards."""
 
-    workers: list[TaskWorkerStatus]
+    workers: list[TaskWorkerStats]
     given: int  # tasks that a worker has
     waiting: int  # all other records that are not acknowledged
     delayed: int  # those of them that were given back, until a later time

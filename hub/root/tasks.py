@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +30,13 @@ from kvspool.groups.files import SUFFIX as GROUP_SUFFIX
 from kvspool.groups.stats import look as look_at_group
 from kvspool.system import disk
 from kvspool.system.descriptor import Descriptor
-from kvspool.system.handles import Handle, close_all
+from kvspool.system.handles import close_all
 from kvspool.tasks.files import SUFFIX, workers_in
 from kvspool.tasks.layout import Wanted
 from kvspool.tasks.single import enter
 from kvspool.tasks.source import TaskSource
 from kvspool.tasks.stats import TaskStats, look
-from kvspool.tasks.worker import TaskWorker
+from kvspool.tasks.worker import Sources, TaskWorker
 from shard.kernel.merge import placed
 from shard.merge import UNREADABLE
 from shard.merged import Log
@@ -51,8 +52,8 @@ def directory_of(root: Path, name: str) -> Path:
     return positions.path_of(root, name).with_suffix(SUFFIX)
 
 
-class HubSources(Handle):
-    """Opens the sources of a worker of a hub root; see `kvspool.tasks.worker.Sources`."""
+class HubSources(Sources):
+    """Opens the sources of a worker of a hub root."""
 
     def __init__(self, root: RootShards, name: str, start: str | datetime, wanted: Wanted) -> None:
         self._root = root
@@ -124,9 +125,9 @@ class HubSources(Handle):
         except UNREADABLE:
             return
         if log is not None:
-            keeper = _ShardKeeper(self._kept, key, path, log)
-            make = placed(HubRecord, key[1], key[0])
-            yield enter(log, key, worker, self._directory / f"{path.name}{SUFFIX}", keeper.position(), wanted, keeper, make)
+            keep, make = partial(self._kept.store, key, path, log), placed(HubRecord, key[1], key[0])
+            place = self._kept.position(key, log)
+            yield enter(log, key, worker, self._directory / f"{path.name}{SUFFIX}", place, wanted, keep, make)
 
     def watch(self, watcher: Watcher) -> None:
         """Let a watcher wake when there may be new shards."""
@@ -145,24 +146,36 @@ class _Kept:
     """The positions of a list's durable reader, which its workers store."""
 
     def __init__(self, path: Path, directory: Path) -> None:
-        self.path = path
+        self._path = path
         self._directory = directory
         self._places: dict[Key, Any] = {}
         self._after = 0.0
 
-    def locked(self) -> Any:
-        """Hold the lock of the positions for a `with` block."""
-        return _Locked(self._directory / LOCK)
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the lock of the positions for the `with` block. Raises LockTimeout."""
+        file = Descriptor(self._directory / LOCK, os.O_RDWR | os.O_CREAT)
+        with file, locks.held(file, 0, 10.0, lambda: "another worker stores positions"):
+            yield
 
-    def store(self, key: Key, place: Any) -> bool:
-        """Store a position together with others that wait; False if it waits, too."""
-        self._places[key] = place
+    def position(self, key: Key, log: Log) -> int:
+        """Return the stored position in a shard; without one that belongs to its log, that of the earliest record."""
+        stored = positions.load(self._path)
+        place = None if stored is None else stored.places.get(key)
+        if place is None or positions.why_replaced(place, log):
+            return log.sequence_at("earliest")
+        return place.sequence
+
+    def store(self, key: Key, path: Path, log: Log, low: int) -> bool:
+        """Store a position in a shard together with others that wait; False if it waits, too. See `kvspool.tasks.source.Keep`."""
+        log.flush_for_commit(low)
+        self._places[key] = place_of(path, log, low)
         began = system.port.monotonic()
         if began < self._after:
             return False
         try:
             with self.locked():
-                positions.merge(self.path, self._places)
+                positions.merge(self._path, self._places)
         except LockTimeout:
             return False
         self._places.clear()
@@ -171,56 +184,15 @@ class _Kept:
         return True
 
 
-class _Locked(Handle):
-    """Holds the lock in a file for a `with` block."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = Descriptor(path, os.O_RDWR | os.O_CREAT)
-        self._process = system.port.process_id()
-
-    def __enter__(self) -> None:
-        try:
-            locks.acquire(self._file.number, 0, 10.0, lambda: "another worker stores positions")
-        except BaseException:
-            self._file.close()
-            raise
-
-    def __exit__(self, *_: object) -> None:
-        locks.give_back(self._file, self._process)
-
-
-class _ShardKeeper:
-    """Stores the position in one shard; see `kvspool.tasks.source.PositionKeeper`."""
-
-    def __init__(self, kept: _Kept, key: Key, path: Path, log: Log) -> None:
-        self._kept = kept
-        self._key = key
-        self._path = path
-        self._log = log
-
-    def position(self) -> int:
-        """Return the stored position; without one that belongs to the log, that of the earliest record."""
-        stored = positions.load(self._kept.path)
-        place = None if stored is None else stored.places.get(self._key)
-        if place is None or positions.why_replaced(place, self._log):
-            return self._log.sequence_at("earliest")
-        return place.sequence
-
-    def store(self, low: int) -> bool:
-        """Do as `PositionKeeper.store`."""
-        self._log.flush_for_commit(low)
-        return self._kept.store(self._key, place_of(self._path, self._log, low))
-
-
 def listing(root: Path, name: str | None = None) -> list[TaskStats]:
     """Return the state of each task list in each shard, and in the log of records that were put back."""
     directory = positions.directory_of(root)
-    names = [one.removesuffix(SUFFIX) for one in _names(directory) if one.endswith(SUFFIX)]
+    names = [one.removesuffix(SUFFIX) for one in disk.names(directory) if one.endswith(SUFFIX)]
     found = []
     for one in sorted(names):
         if name in (None, one):
             place = directory / f"{one}{SUFFIX}"
-            found += [look(place / file, file.removesuffix(SUFFIX)) for file in sorted(_names(place)) if file.endswith(SUFFIX)]
+            found += [look(place / file, file.removesuffix(SUFFIX)) for file in sorted(disk.names(place)) if file.endswith(SUFFIX)]
             found.append(requeued.state(root, one))
     return [one for one in found if one is not None]
 
@@ -245,10 +217,10 @@ def delete(root: Path, name: str) -> None:
     refuse_no_list(root, name)
     taken = ReaderLease(positions.path_of(root, name).with_suffix(lease.SUFFIX), name)
     try:
-        for file in _names(directory):
+        for file in disk.names(directory):
             if workers_in(directory / file):
                 raise ReaderBusy(f"the task list {name!r} of {root} has workers; close them first")
-        for file in _names(directory):
+        for file in disk.names(directory):
             with suppress(FileNotFoundError):
                 system.port.remove(directory / file)
         requeued.delete(root, name)
@@ -256,10 +228,3 @@ def delete(root: Path, name: str) -> None:
         disk.flush_directory(directory.parent, done=f"the task list {name!r} was deleted")
     finally:
         taken.close()
-
-
-def _names(directory: Path) -> list[str]:
-    try:
-        return system.port.names(directory)
-    except (FileNotFoundError, NotADirectoryError):
-        return []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from hub.protocol.status import MemberStatus, ReaderStatus, TaskListStatus, TaskWorkerStatus
+from hub.protocol.status import MemberStatus, ReaderStatus, TaskListStatus
 from hub.root import positions, requeued, tasks
 from hub.root.holds import RetentionHolds
 from hub.root.store import ShardSizes
@@ -67,9 +67,8 @@ def _unread(states: list[TaskStats], keys: dict[str, positions.Key], sizes: dict
 
 def _task_list(states: list[TaskStats], unread: int) -> TaskListStatus:
     """Return the state of a task list, given that in each shard."""
-    workers = [TaskWorkerStatus(process=one.process, joined=one.joined, tasks=one.tasks) for one in workers_of(states)]
     return TaskListStatus(
-        workers=workers,
+        workers=workers_of(states),
         given=sum(one.taken + one.dying for one in states),
         waiting=unread + sum(one.ready + one.delayed + one.held for one in states),
         delayed=sum(one.delayed for one in states),

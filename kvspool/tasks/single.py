@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from kvspool import system
 from kvspool.engine import locks
-from kvspool.engine.wakeups import Watcher
 from kvspool.errors import LockTimeout, NoSuchReader, ReaderBusy
 from kvspool.groups.share import beside
 from kvspool.options import Isolation, Start
 from kvspool.record import Record
 from kvspool.system import disk
+from kvspool.system.handles import close_all
 from kvspool.tasks import stats
 from kvspool.tasks.files import TaskFile, file_name, remove_other, workers_in
 from kvspool.tasks.layout import TaskHeader, Wanted
-from kvspool.tasks.source import PositionKeeper, ReaderKeeper, TaskLog, TaskSource
+from kvspool.tasks.source import Keep, TaskLog, TaskSource, keep_in_reader
 from kvspool.tasks.stats import TaskStats
 from kvspool.tasks.verb import HasTasks
-from kvspool.tasks.worker import TaskWorker
+from kvspool.tasks.worker import Sources, TaskWorker
 
 CREATION = 0.5  # seconds that another worker may take to create the list, with the durable reader open
 
@@ -74,34 +75,34 @@ class LogTasks(HasTasks):
     def _task_path(self) -> Path:
         return self.path
 
-    def _task_sources(self, name: str, start: Any, wanted: Wanted) -> OneLog:
+    def _task_sources(self, name: str, start: Any, wanted: Wanted) -> LogSources:
         if "tasks" not in self.capabilities:
             self._refuse("tasks")
         self.check_open()
-        return OneLog(self, start, wanted)  # type: ignore[arg-type]
+        return LogSources([self], [start], wanted)  # type: ignore[list-item]
 
 
-class OneLog:
-    """Opens the only source of a worker of a log; see `kvspool.tasks.worker.Sources`."""
+class LogSources(Sources):
+    """Opens the sources of a worker of some logs, whose shards are their numbers."""
 
-    def __init__(self, log: TaskLog, start: Any, wanted: Wanted) -> None:
-        self._log = log
-        self._start = start
+    def __init__(
+        self, logs: Sequence[TaskLog], starts: Sequence[Any], wanted: Wanted, placed: Callable[[int], Callable[..., Any]] = lambda _: Record
+    ) -> None:
+        """placed: returns the function that creates the records of a shard."""
+        self._logs = logs
+        self._starts = starts
         self._wanted = wanted
+        self._placed = placed
 
     def open(self, worker: TaskWorker) -> list[TaskSource]:
-        """Return the source."""
-        return [open_source(self._log, 0, worker, self._start, self._wanted)]
-
-    def renewed(self, worker: TaskWorker, sources: list[TaskSource]) -> list[TaskSource]:
-        """Return the same ones."""
-        return sources
-
-    def watch(self, watcher: Watcher) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
+        found: list[TaskSource] = []
+        try:
+            for shard, (log, start) in enumerate(zip(self._logs, self._starts, strict=True)):
+                found.append(open_source(log, shard, worker, start, self._wanted, self._placed(shard)))
+        except BaseException:
+            close_all(found)
+            raise
+        return found
 
 
 def open_source(
@@ -114,7 +115,7 @@ def open_source(
     path = log_task_file(log.path, worker.name)
     with _reader_of(log, worker.name, start) as reader:
         disk.make_directory(path.parent)
-        source = enter(log, shard, worker, path, reader.sequence, wanted, ReaderKeeper(log, worker.name), make)
+        source = enter(log, shard, worker, path, reader.sequence, wanted, partial(keep_in_reader, log, worker.name), make)
         if reader.sequence != reader.committed:
             reader.commit()
     return source
@@ -127,7 +128,7 @@ def enter(
     path: Path,
     position: int,
     wanted: Wanted,
-    keeper: PositionKeeper,
+    keep: Keep,
     make: Callable[..., Any] = Record,
 ) -> TaskSource:
     """Enter the task list in a file, which is created if there is none. position: of the durable reader."""
@@ -138,7 +139,7 @@ def enter(
         if file.header.is_ordered != wanted.is_ordered:
             order = "with" if file.header.is_ordered else "without"
             raise ValueError(f"the task list {worker.name!r} of {log.path} was created {order} an order by key; use the same one")
-        source = TaskSource(log, shard, file, worker, keeper, make)
+        source = TaskSource(log, shard, file, worker, keep, make)
         source.moved_to(position)
     except BaseException:
         file.close()

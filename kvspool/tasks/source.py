@@ -74,30 +74,21 @@ class TaskSettings(Protocol):
     dead_letters: DeadLetters
 
 
-class PositionKeeper(Protocol):
-    """Stores the position of the durable reader of a list."""
-
-    def store(self, low: int) -> bool:
-        """Store a position, if it is later than the stored one, with the records before it on disk; False if that has to be later."""
+Keep = Callable[[int], bool]
+"""Stores a position of the durable reader of a list, if it is later than the stored one, with the records before it on disk. Returns False
+if that has to be later."""
 
 
-class ReaderKeeper:
-    """Stores the position of the durable reader of a log."""
-
-    def __init__(self, log: TaskLog, name: str) -> None:
-        self._log = log
-        self._name = name
-
-    def store(self, low: int) -> bool:
-        """Do as `PositionKeeper.store`."""
-        try:
-            with self._log.open_reader(self._name, "earliest") as reader:
-                if reader.sequence < low:
-                    reader.seek(low)
-                    reader.commit()
-        except (ReaderBusy, LockTimeout):
-            return False
-        return True
+def keep_in_reader(log: TaskLog, name: str, low: int) -> bool:
+    """Store a position of the durable reader of a log; see `Keep`."""
+    try:
+        with log.open_reader(name, "earliest") as reader:
+            if reader.sequence < low:
+                reader.seek(low)
+                reader.commit()
+    except (ReaderBusy, LockTimeout):
+        return False
+    return True
 
 
 class TaskSource(Handle):
@@ -109,7 +100,7 @@ class TaskSource(Handle):
         shard: Hashable,
         file: TaskFile,
         settings: TaskSettings,
-        keeper: PositionKeeper,
+        keep: Keep,
         make: Callable[..., Any] = Record,
     ) -> None:
         """Enter the list as a worker. make: creates the records."""
@@ -122,7 +113,7 @@ class TaskSource(Handle):
         self.max_deliveries = settings.max_deliveries
         self._is_foreign = False  # in a forked child
         self._settings = settings
-        self._keeper = keeper
+        self._store = keep
         self._make = make
         self._is_durable = log.durability == "disk"
         self._flushes = FlushGroup(self.window, file.memory, words.GROUP, layout.FLUSH_LOCK)
@@ -482,7 +473,7 @@ class TaskSource(Handle):
         began = system.port.monotonic()
         if low != self._kept_at and low > self.window.word(words.KEPT) and self.file.try_lock(layout.KEEP_LOCK):
             try:
-                if self._keeper.store(low):
+                if self._store(low):
                     self.window.set_word(words.SAFE, max(low, self.window.word(words.SAFE)))
                     self.window.set_word(words.KEPT, low)
                 else:

@@ -6,8 +6,9 @@ A worker notices others in its own calls: while it waits, and at least every 5 m
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from kvspool import system
 from kvspool.engine.iteration import AsyncReading, Iterations, TurnReading
@@ -18,7 +19,7 @@ from kvspool.kernel.tasks_py import WATCHES
 from kvspool.kernel.wakeups_py import OVERFLOW
 from kvspool.options import OnGap
 from kvspool.system import forks
-from kvspool.system.handles import ClosingHandle
+from kvspool.system.handles import ClosingHandle, Handle
 from kvspool.tasks.dead import DeadLetters
 from kvspool.tasks.files import CLOSED
 from kvspool.tasks.source import WORKERS, TaskSource, lost_error
@@ -28,20 +29,24 @@ R = TypeVar("R")
 SOON, SOON_TIMES = 0.002, 10  # seconds, and number, of the sleeps after an event: a process that ends frees its byte a moment later
 
 
-class Sources(Protocol):
+class Sources(ABC, Handle):
     """Opens the sources of a worker: one for a log, one for each shard of a shard set or a hub root."""
 
+    @abstractmethod
     def open(self, worker: TaskWorker) -> list[TaskSource]:
         """Return the sources that exist, opened in this process."""
 
     def renewed(self, worker: TaskWorker, sources: list[TaskSource]) -> list[TaskSource]:
         """Return the sources with those of new shards, and without those of removed ones, which are closed."""
+        return sources
 
     def watch(self, watcher: Watcher) -> None:
         """Let a watcher wake when there may be new shards."""
+        return None
 
     def close(self) -> None:
         """Release what belongs to no source."""
+        return None
 
 
 class TaskWorker(ClosingHandle):

@@ -9,14 +9,15 @@ from typing import Any
 
 import msgspec
 
-from hub.protocol.status import ClientStatus, HubStatus, PipelineStatus, ReaderStatus, ShardStatus, TaskListStatus, TaskWorkerStatus
+from hub.protocol.status import ClientStatus, HubStatus, PipelineStatus, ReaderStatus, ShardStatus, TaskListStatus
+from kvspool.tasks.stats import TaskWorkerStats
 
 AIRPORTS = ("JFK", "LGA", "EWR", "ATL", "BOS", "CLT", "DEN", "DFW", "IAH", "LAX", "MCO", "MIA", "ORD", "PHX", "SEA", "SFO")
 SECOND = 10**9
 DAY = 86_400 * SECOND
 GIB = 1 << 30
 TASKS = TaskListStatus(
-    workers=[TaskWorkerStatus(process="process 7", joined=1, tasks=2)],
+    workers=[TaskWorkerStats(7, "process 7", 1, 2)],
     **{"given": 2, "waiting": 7, "delayed": 1, "retried": 4, "dead": 3, "window": 64, "used": 5},
     waits_for=["it is full"],
 )
