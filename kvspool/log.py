@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from kvspool.engine.rows import Room
     from kvspool.engine.stats import LogStats
     from kvspool.options import Durability, Progress
-    from kvspool.producers import ProducerLog
+    from kvspool.producers import BatchTransaction, ProducerRows, TableLocation
     from kvspool.reader import Reader, ReaderStats
 
 
@@ -77,9 +77,9 @@ class Log(ClosingHandle, LogGroups, LogTasks, ABC):
 
     HELPERS = frozenset(
         """
-        always_has_id append_prepared check_open columns_of cursor displace_reader end extent_files flush_for_commit has_checksums
-        lag limits open_reader open_to_write prepare prepare_columns read_log_id records_from refuse_task_name remove_reader room
-        sequence_at
+        always_has_id append_in_transaction append_prepared change_producers check_open columns_of cursor displace_reader end
+        extent_files flush_for_commit has_checksums lag limits open_reader open_to_write prepare prepare_columns read_log_id
+        records_from refuse_task_name remove_reader room sequence_at
         """.split()
     )
     always_has_id = True  # since it was created
@@ -243,27 +243,31 @@ class Log(ClosingHandle, LogGroups, LogTasks, ABC):
 
         Raises ValueError for an invalid name, Unsupported for journals other than kvj.
         """
-        self.check_open()
-        return Producer(self._producing(), name)
+        self._check_capability("producers")
+        return Producer(self, name)
 
     def producers(self) -> list[ProducerStats]:
         """Return the statistics of the log's producers, by name. Raises Closed."""
         self.check_open()
-        return producers.listing(self._producing()) if "producers" in self.capabilities else []
+        return producers.listing(self) if "producers" in self.capabilities else []
 
     def forget_producers(self, names: Iterable[str], timeout: float | None = None) -> int:
         """Forget producers, whose records stay, and return how many the log knew. Raises the errors of `producer`, LockTimeout, OSError."""
-        self.check_open()
-        return producers.forget(self._producing(), names, timeout)
+        self._check_capability("producers")
+        return producers.forget(self, names, timeout)
 
     def retire_producers(self, prefix: str, timeout: float | None = None) -> int:
         """Declare that producers with this prefix append nothing more; see `kvspool.producers.retire`."""
-        self.check_open()
-        return producers.retire(self._producing(), prefix, timeout)
+        self._check_capability("producers")
+        return producers.retire(self, prefix, timeout)
 
     @abstractmethod
-    def _producing(self) -> ProducerLog:
-        """Return the log's interface for producers. Raises Unsupported."""
+    def append_in_transaction(self, rows: ProducerRows, transaction: BatchTransaction, timeout: float | None, durable: bool) -> None:
+        """Append a producer's rows under one hold of the append lock, inside `transaction.kept`."""
+
+    @abstractmethod
+    def change_producers(self, change: Callable[[TableLocation, int], int], timeout: float | None = None) -> int:
+        """Return the result of `change`, called under the append lock, after the leftovers of a killed process were resolved."""
 
     @abstractmethod
     def sync(self, timeout: float | None = None) -> int:
@@ -585,9 +589,11 @@ class Log(ClosingHandle, LogGroups, LogTasks, ABC):
 
     # For the stores.
 
-    @abstractmethod
-    def check_open(self) -> None:
-        """Raise Closed if the handle was closed."""
+    def _check_capability(self, capability: str) -> None:
+        """Raise Closed, or Unsupported for a missing capability."""
+        if capability not in self.capabilities:
+            self._refuse(capability)
+        self.check_open()
 
     def _refuse(self, capability: str) -> NoReturn:
         self.check_open()

@@ -24,13 +24,14 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
 from kvspool import system
+from kvspool.engine.iteration import Iteration
 from kvspool.engine.producer_table import AT_REST, FREE, UNDER_WAY, ProducerState, ProducerTable, before, new_state
 from kvspool.errors import AGAIN, BatchChanged, BatchOutOfOrder, LockTimeout, SpoolFull, say_what_is_stored
 from kvspool.record import Codec
@@ -41,7 +42,9 @@ if TYPE_CHECKING:
     import pyarrow
 
     from kvspool.engine.columns import Columns
+    from kvspool.engine.cursor import Cursor
     from kvspool.kernel.frames import FrameWriter
+    from kvspool.options import Durability
 
 LARGEST_NAME = 1024  # bytes
 MOST_BATCH = (1 << 63) - 1
@@ -111,40 +114,32 @@ class ProducerRows(Protocol):
 
 
 class ProducerLog(Protocol):
-    """The interface of a log that a producer needs."""
+    """The part of `kvspool.Log` that a producer needs."""
 
     path: Path
     timeout: float  # seconds, if the caller gives none
+    durability: Durability
 
     @property
-    def is_durable(self) -> bool:
-        """Return whether every append is to be on disk when it returns."""
+    def log_id(self) -> bytes: ...
 
-    def sync(self, timeout: float | None) -> None:
-        """Flush all appended records to disk."""
+    def sync(self, timeout: float | None = None) -> int: ...
 
-    def prepared_rows(
-        self, values: Iterable[Any], keys: Iterable[bytes | str | None] | None, type: int, timestamp: int | None
-    ) -> ProducerRows: ...
+    def prepare(
+        self, values: Iterable[Any], keys: Iterable[bytes | str | None] | None = None, type: int = 0, timestamp: int | None = None
+    ) -> Any: ...
 
-    def column_rows(self, pieces: Pieces, codec: int) -> ProducerRows: ...
+    def columns_of(self, batch: Any, codec: int) -> Columns: ...
 
-    def append_in_transaction(self, rows: ProducerRows, transaction: BatchTransaction, timeout: float | None, durable: bool) -> None:
-        """Append rows under one hold of the append lock, inside `transaction.kept`."""
+    def prepare_columns(self, parts: list[Any], rows: None = None, codec: int = Codec.RAW) -> Any: ...
 
-    def change(self, change: Callable[[TableLocation, int], int], timeout: float | None = None) -> int:
-        """Return the result of `change`, which is called with the log's end and its next sequence under the append lock, after the
-        leftovers of a killed process were resolved.
-        """
+    def append_in_transaction(self, rows: ProducerRows, transaction: BatchTransaction, timeout: float | None, durable: bool) -> None: ...
 
-    def producer_table(self) -> ProducerTable | None:
-        """Return the producer table, open for reading."""
+    def change_producers(self, change: Callable[[TableLocation, int], int], timeout: float | None = None) -> int: ...
 
-    def columns(self, batch: Any, codec: int) -> Columns:
-        """Convert a record batch to the columns of this log."""
+    def extent(self) -> tuple[int, int]: ...
 
-    def stored_records(self, first: int, count: int) -> Iterator[Any]:
-        """Yield those of `count` records from `first` on that are still stored."""
+    def cursor(self, start: int, *, bounded: bool = False, end: int | None = None) -> Cursor: ...
 
 
 class Producer(Handle):
@@ -203,7 +198,7 @@ class Producer(Handle):
         self._check(batch, changed)
         if (done := self._answer(self._look(timeout), batch, timeout, durable, changed)) is not None:
             return done
-        return self._append(self._log.prepared_rows(values, keys, type, timestamp), batch, timeout, durable, changed)
+        return self._append(ListedRows(self._log.prepare(values, keys, type, timestamp)), batch, timeout, durable, changed)
 
     def append_arrow(
         self,
@@ -222,8 +217,8 @@ class Producer(Handle):
         if (done := self._answer(self._look(timeout), batch, timeout, durable, changed)) is not None:
             return done
         parts = table if isinstance(table, list) else columns.parts(table)
-        pieces: Pieces = [(self._log.columns(part, codec), None) for part in parts]
-        return self._append(self._log.column_rows(pieces, codec), batch, timeout, durable, changed)
+        pieces: Pieces = [(self._log.columns_of(part, codec), None) for part in parts]
+        return self._append(self._checked(pieces, codec), batch, timeout, durable, changed)
 
     def append_pieces(
         self, pieces: Pieces, *, batch: int, codec: int = Codec.RAW, timeout: float | None = None, durable: bool = False,
@@ -233,7 +228,11 @@ class Producer(Handle):
         self._check(batch, changed)
         if (done := self._answer(self._look(timeout), batch, timeout, durable, changed)) is not None:
             return done
-        return self._append(self._log.column_rows(pieces, codec), batch, timeout, durable, changed, word)
+        return self._append(self._checked(pieces, codec), batch, timeout, durable, changed, word)
+
+    def _checked(self, pieces: Pieces, codec: int) -> ColumnPieces:
+        self._log.prepare_columns([part for part, _ in pieces], None, codec)  # raises errors of the columns
+        return ColumnPieces(pieces, codec)
 
     def begun(self, timeout: float | None = None) -> BegunBatch | None:
         """Return the last batch that was begun, None for a new producer. Raises the errors of `last`."""
@@ -244,7 +243,7 @@ class Producer(Handle):
         """Return the other producers whose names begin with `prefix`, of at most 44 bytes, and that had appended to a batch before a time,
         in ns since the Unix epoch: of each name the beginning. Raises the system's OSError, Corruption, Closed.
         """
-        table = self._log.producer_table()
+        table = _table_of(self._log)
         if table is None:
             return []
         with table:
@@ -269,7 +268,7 @@ class Producer(Handle):
         state = self._find()
         if state is None or state.phase == AT_REST:
             return state
-        self._log.change(self._resolve_ours, timeout)
+        self._log.change_producers(self._resolve_ours, timeout)
         return self._find()
 
     def _resolve_ours(self, location: TableLocation, next_sequence: int) -> int:
@@ -283,7 +282,7 @@ class Producer(Handle):
         return 0
 
     def _find(self) -> ProducerState | None:
-        table = self._log.producer_table()
+        table = _table_of(self._log)
         if table is None:
             return None
         with table:
@@ -298,7 +297,7 @@ class Producer(Handle):
 
     def _repeated(self, done: Stored, timeout: float | None, durable: bool) -> Stored:
         """Return `done`. The process that appended it may have crashed before it was on disk, so a durable one is flushed."""
-        if durable or self._log.is_durable:
+        if durable or self._log.durability == "disk":
             self._log.sync(timeout)
         return done
 
@@ -335,7 +334,7 @@ class Producer(Handle):
                         self.name, batch, seen.batch, seen.stored, seen.rows,
                     )  # fmt: skip
                 state = state.with_runs([])._replace(batch=batch, word=word)
-            transaction = BatchTransaction(self._id, seen, state, left.count, durable)
+            transaction = BatchTransaction(self._id, seen, state, left.count, durable or self._log.durability == "disk")
             try:
                 self._log.append_in_transaction(left, transaction, timeout, durable)
             except (SpoolFull, LockTimeout) as error:
@@ -352,7 +351,7 @@ class Producer(Handle):
         """Return the rows of a batch that are not stored yet, if it is stored in part or has changed."""
         there: Counter[Any] = Counter()
         for first, count in state.runs:
-            there.update((one.key, one.value, one.type, one.codec) for one in self._log.stored_records(first, count))
+            there.update((one.key, one.value, one.type, one.codec) for one in self._stored(first, count))
         gone = state.stored - there.total()
         left = []
         for number, row in enumerate(rows.records()):
@@ -383,6 +382,18 @@ class Producer(Handle):
             )  # fmt: skip
         return rows.chosen(left[gone:])
 
+    def _stored(self, first: int, count: int) -> Iterator[Any]:
+        """Yield those of `count` records from `first` on that are still stored."""
+        begin, end = max(first, self._log.extent()[0]), first + count
+        if begin < end:
+            with closing(self._log.cursor(begin, bounded=True, end=end)) as cursor:
+                yield from (one for one in Iteration(cursor, None, "skip") if first <= one.sequence < end)
+
+
+def _table_of(log: ProducerLog) -> ProducerTable | None:
+    """Return the producer table of a log, open for reading; None if there is none."""
+    return ProducerTable.open(log.path, log.log_id, to_read=True)
+
 
 def _all_of(state: ProducerState) -> Stored:
     """Return the result for a batch that is stored in full."""
@@ -404,7 +415,7 @@ class BatchTransaction:
         self._seen = seen
         self._state = state
         self._count = count
-        self.is_durable = durable
+        self._is_durable = durable
         self.stored: Stored | None = None
         self.appended = range(0)
 
@@ -425,11 +436,11 @@ class BatchTransaction:
                 is_next = bool(runs) and sum(runs[-1]) == first
                 runs = [*runs[:-1], (runs[-1][0], runs[-1][1] + self._count)] if is_next else [*runs, (first, self._count)]
             state = self._state.with_runs(runs)
-            state = state._replace(rows=state.stored, phase=UNDER_WAY, is_durable=int(self.is_durable))
+            state = state._replace(rows=state.stored, phase=UNDER_WAY, is_durable=int(self._is_durable))
             number = table.claim() if found is None else found[0]
             location.set_pending(number + 1)
             table.store(number, state)
-            if self.is_durable:
+            if self._is_durable:
                 table.flush()
             yield True
             table.store(number, state._replace(phase=AT_REST, done=state.batch + 1))
@@ -512,7 +523,7 @@ def producer_id(name: str) -> bytes:
 
 def listing(log: ProducerLog) -> list[ProducerStats]:
     """Return the statistics of a log's producers, by name."""
-    table = log.producer_table()
+    table = _table_of(log)
     if table is None:
         return []
     with table:
@@ -528,7 +539,7 @@ def _known(state: ProducerState) -> int:
 
 def forget(log: ProducerLog, names: Iterable[str], timeout: float | None = None) -> int:
     """Delete a log's states of producers, and return how many it knew. Raises LockTimeout, or the system's OSError."""
-    table = log.producer_table()
+    table = _table_of(log)
     if table is None:
         return 0
     table.close()
@@ -543,7 +554,7 @@ def forget(log: ProducerLog, names: Iterable[str], timeout: float | None = None)
                     known += 1
         return known
 
-    return log.change(change, timeout)
+    return log.change_producers(change, timeout)
 
 
 def retire(log: ProducerLog, prefix: str, timeout: float | None = None) -> int:
@@ -551,7 +562,7 @@ def retire(log: ProducerLog, prefix: str, timeout: float | None = None) -> int:
     after an hour, or when there is no other room. Returns their number. Raises LockTimeout, or the system's OSError.
     """
     start = prefix.encode()
-    table = log.producer_table()
+    table = _table_of(log)
     if table is None:
         return 0
     with table:
@@ -565,4 +576,4 @@ def retire(log: ProducerLog, prefix: str, timeout: float | None = None) -> int:
                 table.store(number, state._replace(is_over=1))
         return len(found)
 
-    return log.change(change, timeout)
+    return log.change_producers(change, timeout)

@@ -6,7 +6,7 @@ from typing import Any
 from unittest import mock
 
 from kvspool.engine.producer_table import AT_REST, ProducerState, ProducerTable, new_state
-from kvspool.producers import BatchTransaction, Changed, producer_id
+from kvspool.producers import BatchTransaction, Changed, ListedRows, producer_id
 
 
 class Killed(BaseException):
@@ -19,7 +19,7 @@ def leave_part(
     """Leave in the log what a producer leaves that is killed when it has appended `count` records of a batch, or of the rest of one that
     it has begun."""
     producer = log.producer(name)
-    rows = producer._log.prepared_rows(values, keys, 0, None)
+    rows: Any = ListedRows(producer._log.prepare(values, keys))
     seen = producer._look(None)
     state = seen or new_state(producer_id(name), name)
     if seen is None or seen.batch != batch:

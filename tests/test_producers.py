@@ -561,7 +561,7 @@ def test_whatever_bit_is_flipped_no_record_is_lost_or_doubled_that_was_not_named
             (log.path / producer_table.NAME).write_bytes(data)
             assert log.producer("b").last == 1
             assert log.producer("a").last in (None, 1)
-            with log.producer("a")._log.producer_table() as opened:
+            with ProducerTable.open(log.path, log.log_id, to_read=True) as opened:
                 assert opened.damaged() <= 1
         for size in range(0, len(whole), 97):
             (log.path / producer_table.NAME).write_bytes(whole[:size])
@@ -592,16 +592,16 @@ def test_a_word_that_names_no_account_is_taken_back(make: Make, caplog: pytest.L
         log.append("first")
         producer = log.producer("a")
         for number in (1, 5000, 0xFFFFFFF0):
-            producer._log.change(lambda place, _, number=number: place.set_pending(number) or 0)
+            producer._log.change_producers(lambda place, _, number=number: place.set_pending(number) or 0)
             assert log.append(f"after {number}") >= 0
         assert "no longer has a list of producers" in caplog.text
         producer.append_many(["x"], batch=1)
         for number in (1, 2, 5000):
-            producer._log.change(lambda place, _, number=number: place.set_pending(number) or 0)
+            producer._log.change_producers(lambda place, _, number=number: place.set_pending(number) or 0)
             log.append(f"then {number}")
         assert producer.append_many(["x"], batch=1).repeated
         (log.path / producer_table.NAME).write_bytes(b"damaged")
-        producer._log.change(lambda place, _: place.set_pending(1) or 0)
+        producer._log.change_producers(lambda place, _: place.set_pending(1) or 0)
         log.append("the last")
         assert len(values(log)) == 9
 
@@ -648,7 +648,7 @@ def test_a_log_has_room_for_tens_of_thousands_of_producers(make: Make) -> None:
             assert numbers == [*range(2, 2 + len(numbers))]
             return len(numbers)
 
-        assert log._producing().change(fill) > 4096
+        assert log.change_producers(fill) > 4096
         assert log.producer("last").append_many(["x"], batch=1).records == 1
         for name in ("first", "last"):
             assert log.producer(name).append_many(["x"], batch=1).repeated

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from kvspool.engine import times
 from kvspool.journal.format import LAST_TIME, Format, JournalBatch, JournalRows, joined
 from kvspool.log import unsupported
+from kvspool.producers import ColumnPieces, ListedRows, ProducerRows
 from kvspool.record import NO_TIME, Codec, encode, encode_keys, listed
 
 if TYPE_CHECKING:
@@ -64,6 +65,16 @@ def prepare_columns(format: Format, parts: Sequence[JournalColumns], rows: memor
     for part in parts:
         format.check_columns(part)
     return ColumnRows(parts, [rows] * len(parts))
+
+
+def of_producer(rows: ProducerRows) -> JournalRows:
+    """Return the rows of a producer as an appender takes them."""
+    if isinstance(rows, ListedRows):
+        return rows.batch  # type: ignore[no-any-return]
+    assert isinstance(rows, ColumnPieces)
+    from kvspool.journal.columns import ColumnRows
+
+    return ColumnRows([part for part, _ in rows.pieces], [numbers for _, numbers in rows.pieces])  # type: ignore[misc]
 
 
 def check(format: Format, batch: JournalBatch) -> None:

@@ -29,7 +29,7 @@ from kvspool.engine.retention import Retention, TrimReport
 from kvspool.engine.stats import Consumer, LogStats
 from kvspool.errors import AGAIN, Corruption, NoSuchReader, OutOfRange
 from kvspool.journal import archive as archiving
-from kvspool.journal import batches, producing, settings, stats, trim
+from kvspool.journal import batches, settings, stats, trim
 from kvspool.journal.appender import Appender, ProducerStates, Torn
 from kvspool.journal.control import Control, Page
 from kvspool.journal.cursor import SegmentCursor, SegmentPlace
@@ -47,7 +47,7 @@ from kvspool.journal.verify import verify_journal
 from kvspool.kernel.tail_py import BUSY, SLOW, Tail
 from kvspool.log import Log
 from kvspool.options import TIMEOUT, Durability, Isolation, Progress, Start, check_isolation
-from kvspool.producers import BatchTransaction
+from kvspool.producers import BatchTransaction, ProducerRows, TableLocation
 from kvspool.reader import Lag, ReaderStats
 from kvspool.record import Codec, encode, encode_key
 from kvspool.system import forks
@@ -69,7 +69,7 @@ class Journal(Log):
     always_has_id = False
     HELPERS = frozenset(
         """
-        PLACES append_in_transaction append_records bases begin capacity clamped committed control cursor_from end_of_read first forked
+        PLACES append_records bases begin capacity clamped committed control cursor_from end_of_read first forked
         generation lag latest_time locked mode offsets place place_seen readable_end records_from refuse_another
         refuse_handler segment_of segments_apart segments_to_read under_lock
         """.split()
@@ -222,20 +222,24 @@ class Journal(Log):
         self._flusher.keep_level(sequences, timeout, durable)
         return sequences
 
-    def append_in_transaction(self, rows: JournalRows, transaction: BatchTransaction, timeout: float | None, durable: bool) -> None:
-        """Append a prepared batch of a producer under one lock; see `kvspool.producers`."""
-        timeout = self.timeout if timeout is None else timeout
+    def append_in_transaction(self, rows: ProducerRows, transaction: BatchTransaction, timeout: float | None, durable: bool) -> None:
+        self.ensure_log_id(timeout)
+        timeout, batch = self.timeout if timeout is None else timeout, batches.of_producer(rows)
 
         def work(appender: Appender, page: Page) -> range:
-            with transaction.kept(page.next_sequence, producing.JournalProducing(self).location(appender.control)) as may_append:
-                return appender.append(rows, page, advice=AGAIN) if may_append and rows.rows else range(0)
+            with transaction.kept(page.next_sequence, self._table_location(appender)) as may_append:
+                return appender.append(batch, page, advice=AGAIN) if may_append and batch.rows else range(0)
 
         sequences = self.under_lock(timeout, work)
         if sequences:
             self._flusher.keep_level(sequences, timeout, durable)
 
-    def _producing(self) -> producing.JournalProducing:
-        return producing.JournalProducing(self)
+    def change_producers(self, change: Callable[[TableLocation, int], int], timeout: float | None = None) -> int:
+        timeout = self.timeout if timeout is None else timeout
+        return self.under_lock(timeout, lambda appender, page: change(self._table_location(appender), page.next_sequence))
+
+    def _table_location(self, appender: Appender) -> TableLocation:
+        return TableLocation(self.path, self.log_id, self.mode(), appender.control.set_pending)
 
     def under_lock(self, timeout: float, work: Callable[[Appender, Page], T]) -> T:
         """Return the result of `work`, called under the append lock with the end of the journal; see `Appender.under_lock`."""
@@ -429,7 +433,6 @@ class Journal(Log):
         return found
 
     def lag(self, sequence: int) -> Lag:
-        """Return the lag of a sequence."""
         return self._places.lag(sequence)
 
     def consumers(self) -> list[Consumer]:
@@ -492,7 +495,7 @@ class Journal(Log):
         """Return the directory of the segments with its own descriptors."""
         return Segments(self.path, self.format)
 
-    # Damage.
+    # Damage and archives.
 
     def verify(self, progress: Progress | None = None) -> VerifyReport:
         return verify_journal(self, progress)
@@ -507,8 +510,6 @@ class Journal(Log):
     def bases(self) -> list[int]:
         """Return the first sequences of all segments, in order. Raises LogNotFound if there is none."""
         return self._places.bases()
-
-    # Archives.
 
     def archive(
         self,
@@ -534,8 +535,6 @@ class Journal(Log):
     ) -> ArchiveReport:
         self.check_open()
         return archiving.unarchive(self, before, older_than, self.timeout if timeout is None else timeout, progress, dry_run=dry_run)
-
-    # Other methods.
 
     @property
     def log_id(self) -> bytes:

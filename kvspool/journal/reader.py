@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from kvspool.errors import Closed
 from kvspool.options import Isolation, Start
@@ -10,40 +10,15 @@ from kvspool.reader import Lag, Reader
 from kvspool.system import forks
 
 if TYPE_CHECKING:
-    from kvspool.journal.cursor import SegmentCursor, SegmentPlace
-    from kvspool.journal.offsets import Lease, Offsets
-
-
-class ReadableJournal(Protocol):
-    """The part of `kvspool.journal.Journal` for its readers."""
-
-    offsets: Offsets
-
-    def check_open(self) -> None: ...
-
-    def clamped(self, sequence: int) -> int: ...
-
-    def committed(self) -> None: ...
-
-    def cursor_from(self, place: SegmentPlace, end: int | None, isolation: Isolation = "appended") -> SegmentCursor: ...
-
-    def end_of_read(self, isolation: Isolation) -> int: ...
-
-    def lag(self, sequence: int) -> Lag: ...
-
-    def place(self, start: Start) -> SegmentPlace: ...
-
-    def place_seen(self, start: Start, isolation: Isolation) -> SegmentPlace: ...
-
-    def readable_end(self) -> int: ...
-
-    def flush_for_commit(self, sequence: int) -> None: ...
+    from kvspool.journal.cursor import SegmentCursor
+    from kvspool.journal.handle import JournalHandle
+    from kvspool.journal.offsets import Lease
 
 
 class JournalReader(Reader):
     """A durable reader of a journal: its name is locked while it is open, and `commit` stores its position on disk."""
 
-    def __init__(self, journal: ReadableJournal, name: str, start: Start, isolation: Isolation, lease: Lease) -> None:
+    def __init__(self, journal: JournalHandle, name: str, start: Start, isolation: Isolation, lease: Lease) -> None:
         super().__init__(name, isolation)
         self._journal = journal
         self._lease = lease

@@ -48,9 +48,9 @@ from kvspool.kernel import frames_py as frames
 from kvspool.kernel.frames import FrameWriter, Single, measure
 from kvspool.keyed import Keys, Packer
 from kvspool.options import DURABILITIES, TIMEOUT, Durability, Isolation, Progress, Start, check_sequence
-from kvspool.producers import BatchTransaction, ColumnPieces, TableLocation
+from kvspool.producers import BatchTransaction, ColumnPieces, ListedRows, ProducerRows, TableLocation
 from kvspool.record import Codec, check_codec, decode, encode, encode_key, listed
-from kvspool.spool import format, producing, recovery, search, views
+from kvspool.spool import format, recovery, search, views
 from kvspool.spool.appending import Appending, Kept, Outdated, Prepared, RingBatch, Row, RowBatch, check_fields, prepared, refuse_larger
 from kvspool.spool.cursor import RingCursor, end_of, refuse_vanished
 from kvspool.spool.durability import SpoolFlusher
@@ -84,7 +84,7 @@ class Spool(Single, ReadableSpool):
 
     HELPERS = frozenset(
         """
-        append_at_once append_in_transaction append_rows append_slowly change_producers ensure_log_id forked
+        append_at_once append_rows append_slowly ensure_log_id forked
         frame_writer header held is_durable refuse_larger ring
         """.split()
     )
@@ -211,19 +211,11 @@ class Spool(Single, ReadableSpool):
         self.refuse_larger(measure(batch.keys, batch.values)[0])
         return self._write(batch, timeout, False)
 
-    def _producing(self) -> producing.SpoolProducing:
-        return producing.SpoolProducing(self)
-
-    def append_in_transaction(self, batch: RingBatch, transaction: BatchTransaction, timeout: float | None, durable: bool) -> None:
-        """Append a producer's batch under one lock; see `_write` and `kvspool.producers`."""
+    def append_in_transaction(self, rows: ProducerRows, transaction: BatchTransaction, timeout: float | None, durable: bool) -> None:
+        batch: Any = rows.batch._replace(stored=0) if isinstance(rows, ListedRows) else rows  # its size is unknown if rows were chosen
         transaction.appended = self._write(batch, timeout, durable, lambda first: transaction.kept(first, self._live().table_location()))
 
     def change_producers(self, change: Callable[[TableLocation, int], int], timeout: float | None = None) -> int:
-        """Under the append lock: change the list of producers; `change` gets its location and the next sequence. Return its result.
-
-        Raises LockTimeout, Closed; PermissionError without write permission.
-        """
-
         def work(writer: FrameWriter) -> int:
             next_sequence = writer.begin()
             return change(self._live().table_location(), next_sequence)
