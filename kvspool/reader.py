@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self
@@ -27,7 +27,6 @@ from kvspool.system.handles import ClosingHandle
 
 if TYPE_CHECKING:
     from kvspool.engine.following import AsyncFollowing
-    from kvspool.groups.share import Fence
 
 
 class Lag(msgspec.Struct, frozen=True):
@@ -108,7 +107,7 @@ class Reader(OpenReader):
 
     def __init__(self, name: str, isolation: Isolation) -> None:
         super().__init__(name, isolation)
-        self.fence: Fence | None = None  # of a member of a group: raises Revoked if others may own the log now
+        self.fence: Callable[[], None] | None = None  # of a member of a group: raises Revoked if others may own the log now
         self._sequence = 0  # of the next record
         # The iteration that moved the reader to its position, and may have prefetched records.
         self._turn: weakref.ref[ReaderIteration] | None = None

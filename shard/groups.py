@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 from kvspool import Record
 from kvspool.engine.wakeups import BLIND_POLL, POLL, Watcher
-from kvspool.errors import NoSuchReader, Revoked
-from kvspool.groups.share import Arm, Fence, GroupLag, GroupShare
-from kvspool.groups.single import lag_of, move_to
+from kvspool.errors import NoSuchReader
+from kvspool.groups.share import Arm, GroupShare
+from kvspool.groups.single import ReaderShare, move_to
 from kvspool.options import Isolation
 from kvspool.reader import Reader
 from kvspool.record import Gap
@@ -108,77 +108,35 @@ def reset(shards: list[Log], path: object, name: str, start: Any) -> None:
         close_all(readers)
 
 
-class ShardSetShare(MergedShare[int]):
+class ShardSetShare(ReaderShare, MergedShare[int]):
     """The shards of a set."""
 
     def __init__(
         self, shards: list[Log], name: str, start: Any, isolation: Isolation, placed: Callable[[int], Callable[..., Any]]
     ) -> None:
         """placed: returns the function that creates the records of a shard."""
+        super().__init__()
         self._shards = shards
         self._names = {f"{index:03x}": index for index in range(len(shards))}
         self._name = name
         self._start = start
         self._isolation = isolation
         self._placed = placed
-        self._readers: dict[int, Reader] = {}
 
     def shards(self) -> dict[str, int]:
         return self._names
 
-    def take(self, key: int, fence: Fence) -> None:
+    def _opened(self, key: int) -> Reader:
         start = self._start.get(key, "earliest") if isinstance(self._start, Mapping) else self._start
-        reader = self._shards[key].reader(self._name, start, isolation=self._isolation)
-        reader.fence = fence
-        self._readers[key] = reader
-
-    def give(self, keys: Collection[int]) -> None:
-        self.drop(keys)
-
-    def drop(self, keys: Collection[int]) -> None:
-        close_all([self._readers.pop(key) for key in keys if key in self._readers])
+        return self._shards[key].reader(self._name, start, isolation=self._isolation)
 
     def displace(self, key: int, pid: int) -> None:
         self._shards[key].displace_reader(self._name, pid)
-
-    def position(self, key: int) -> int:
-        return self._readers[key].sequence
-
-    def is_clean(self, key: int) -> bool:
-        reader = self._readers.get(key)
-        return reader is None or reader.sequence == reader.committed
 
     def passed(self, items: Mapping[int, Any]) -> None:
         for key, item in items.items():
             self._readers[key].pass_to(reached(item))
 
-    def commit(self, keys: Iterable[int]) -> None:
-        lost = [key for key in keys if not self._is_committed(key)]
-        if lost:
-            raise Revoked(f"shards {lost} were given to other members", tuple(lost))
-
-    def _is_committed(self, key: int) -> bool:
-        """Commit a shard; return False if it was taken from this member."""
-        reader = self._readers[key]
-        if reader.sequence != reader.committed:
-            try:
-                reader.commit()
-            except Revoked:
-                return False
-        return True
-
-    def seek(self, places: Mapping[int, int]) -> None:
-        for key, sequence in places.items():
-            self._readers[key].seek(sequence)
-
-    def lag(self, keys: Collection[int]) -> GroupLag:
-        found = lag_of([self._readers[key].lag() for key in keys])
-        assert found is not None
-        return found
-
     def _open(self, keys: Collection[int], merge: Merge[Any], *, bounded: bool) -> None:
         for key in sorted(keys):
             merge.add(key, self._readers[key].cursor_here(bounded=bounded), self._placed(key))
-
-    def close(self) -> None:
-        self.drop(list(self._readers))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -13,6 +13,8 @@ from kvspool.engine.wakeups import Watcher
 from kvspool.system.handles import Handle
 
 K = TypeVar("K", bound=Hashable)  # the address of a shard
+Fence = Callable[[], None]  # raises Revoked unless the member still owns a shard
+Arm = Callable[[Watcher], None]  # adds the group's files to a watcher
 
 
 class GroupLag(msgspec.Struct, frozen=True):
@@ -24,12 +26,6 @@ class GroupLag(msgspec.Struct, frozen=True):
     records: int
     bytes: int | None = None
     seconds: float | None = None
-
-
-class Fence(Protocol):
-    """Raises Revoked unless the member still owns a shard."""
-
-    def __call__(self) -> None: ...
 
 
 class GroupSource(Protocol):
@@ -121,12 +117,6 @@ class GroupShare(ABC, Handle, Generic[K]):
     @abstractmethod
     def close(self) -> None:
         """Release everything, without a commit."""
-
-
-class Arm(Protocol):
-    """Adds the group's files to a watcher."""
-
-    def __call__(self, watcher: Watcher) -> None: ...
 
 
 def file_name(name: str) -> str:

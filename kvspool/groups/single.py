@@ -5,63 +5,22 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
-from kvspool.engine.cursor import Cursor
 from kvspool.engine.wakeups import BLIND_POLL, POLL, Watcher
-from kvspool.errors import NoSuchReader
+from kvspool.errors import NoSuchReader, Revoked
 from kvspool.groups.share import Arm, Fence, GroupLag, GroupShare, GroupSource, beside, file_name
 from kvspool.groups.verb import HasGroups
 from kvspool.options import Isolation
 from kvspool.system import disk
-from kvspool.system.handles import Handle
+from kvspool.system.handles import Handle, close_all
 
 if TYPE_CHECKING:
+    from kvspool.engine.iteration import Iteration
     from kvspool.groups.stats import GroupStats
-
-
-class ReaderItems(Protocol):
-    """An iteration of a durable reader; see `kvspool.engine.iteration.Iteration`."""
-
-    cursor: Cursor
-
-    def __next__(self) -> Any: ...
-
-    def close(self) -> None: ...
-
-
-class OwnedReader(Protocol):
-    """The part of a durable reader that a group needs; see `kvspool.reader.Reader`."""
-
-    fence: Fence | None
-
-    @property
-    def sequence(self) -> int: ...
-
-    @property
-    def committed(self) -> int: ...
-
-    def read(self, *, on_gap: Any = ...) -> Any: ...
-
-    def follow(self, *, timeout: float | None = ..., on_gap: Any = ...) -> Any: ...
-
-    def commit(self) -> int: ...
-
-    def seek(self, sequence: int) -> None: ...
-
-    def lag(self) -> Any: ...
-
-    def close(self) -> None: ...
-
-
-class GroupLog(Protocol):
-    """The part of a log that a group needs; see `kvspool.Log`."""
-
-    def reader(self, name: str, start: Any = ..., *, isolation: Any = ...) -> OwnedReader: ...
-
-    def displace_reader(self, name: str, pid: int) -> None: ...
+    from kvspool.reader import Reader
 
 
 def log_group_file(path: Path, name: str) -> Path:
@@ -101,7 +60,7 @@ class LogGroups(HasGroups):
         """Raise Closed if the handle was closed."""
 
     @abstractmethod
-    def reader(self, name: str, start: Any = ..., *, isolation: Any = ...) -> Any:
+    def reader(self, name: str, start: Any = ..., *, isolation: Any = ...) -> Reader:
         """Open a durable reader."""
 
     @abstractmethod
@@ -142,70 +101,89 @@ class LogGroups(HasGroups):
         return SingleShare(self, name, start, isolation)
 
 
-class SingleShare(GroupShare[int]):
-    """The shard 0 of a group: the whole log, read by the durable reader of the group's name."""
+class ReaderShare(GroupShare[int]):
+    """Shards whose positions are those of the durable readers of the group's name, one in the log of each shard."""
 
-    def __init__(self, log: GroupLog, name: str, start: Any, isolation: Any) -> None:
-        self._log = log
-        self._name = name
-        self._start = start
-        self._isolation = isolation
-        self._reader: OwnedReader | None = None
+    def __init__(self) -> None:
+        self._readers: dict[int, Reader] = {}
 
-    def shards(self) -> dict[str, int]:
-        return {"log": 0}
+    @abstractmethod
+    def _opened(self, key: int) -> Reader:
+        """Open the durable reader of a shard."""
 
     def take(self, key: int, fence: Fence) -> None:
-        self._reader = self._log.reader(self._name, self._start, isolation=self._isolation)
-        self._reader.fence = fence
+        reader = self._opened(key)
+        reader.fence = fence
+        self._readers[key] = reader
 
     def give(self, keys: Collection[int]) -> None:
         self.drop(keys)
 
     def drop(self, keys: Collection[int]) -> None:
-        reader, self._reader = self._reader, None
-        if reader is not None:
-            reader.close()
+        close_all([self._readers.pop(key) for key in keys if key in self._readers])
+
+    def position(self, key: int) -> int:
+        return self._readers[key].sequence
+
+    def is_clean(self, key: int) -> bool:
+        reader = self._readers.get(key)
+        return reader is None or reader.sequence == reader.committed
+
+    def commit(self, keys: Iterable[int]) -> None:
+        lost = [key for key in keys if not self._is_committed(key)]
+        if lost:
+            raise Revoked(f"shards {lost} were given to other members", tuple(lost))
+
+    def _is_committed(self, key: int) -> bool:
+        """Commit a shard; return False if it was taken from this member."""
+        reader = self._readers[key]
+        if reader.sequence != reader.committed:
+            try:
+                reader.commit()
+            except Revoked:
+                return False
+        return True
+
+    def seek(self, places: Mapping[int, int]) -> None:
+        for key, sequence in places.items():
+            self._readers[key].seek(sequence)
+
+    def lag(self, keys: Collection[int]) -> GroupLag:
+        found = lag_of([self._readers[key].lag() for key in keys])
+        assert found is not None
+        return found
+
+    def close(self) -> None:
+        self.drop(list(self._readers))
+
+
+class SingleShare(ReaderShare):
+    """The shard 0 of a group: the whole log."""
+
+    def __init__(self, log: LogGroups, name: str, start: Any, isolation: Isolation) -> None:
+        super().__init__()
+        self._log = log
+        self._name = name
+        self._start = start
+        self._isolation = isolation
+
+    def shards(self) -> dict[str, int]:
+        return {"log": 0}
+
+    def _opened(self, key: int) -> Reader:
+        return self._log.reader(self._name, self._start, isolation=self._isolation)
 
     def displace(self, key: int, pid: int) -> None:
         self._log.displace_reader(self._name, pid)
 
-    def position(self, key: int) -> int:
-        return self._owned().sequence
-
-    def is_clean(self, key: int) -> bool:
-        return self._reader is None or self._reader.sequence == self._reader.committed
-
     def passed(self, items: Mapping[int, Any]) -> None:
         """Nothing: the durable reader moves with each item."""
-
-    def commit(self, keys: Iterable[int]) -> None:
-        for _ in keys:
-            self._owned().commit()
-
-    def seek(self, places: Mapping[int, int]) -> None:
-        for sequence in places.values():
-            self._owned().seek(sequence)
-
-    def lag(self, keys: Collection[int]) -> GroupLag:
-        if not keys:
-            return GroupLag(0, 0, 0.0)
-        found = lag_of([self._owned().lag()])
-        assert found is not None
-        return found
 
     def source(self, keys: Collection[int], *, bounded: bool, arm: Arm) -> GroupSource:
         if not keys:
             return _Standby(arm)
-        reader = self._owned()
+        reader = self._readers[0]
         return _Items(reader.read(on_gap="yield") if bounded else reader.follow(timeout=0.0, on_gap="yield"), arm)
-
-    def _owned(self) -> OwnedReader:
-        assert self._reader is not None
-        return self._reader
-
-    def close(self) -> None:
-        self.drop((0,))
 
 
 class _Standby(Handle):
@@ -237,7 +215,7 @@ class _Standby(Handle):
 class _Items(_Standby):
     """The source of the owner."""
 
-    def __init__(self, items: ReaderItems, arm: Arm) -> None:
+    def __init__(self, items: Iteration, arm: Arm) -> None:
         super().__init__(arm)
         self._items = items
         self._watched: object = None  # the cursor's files that are watched
