@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from kvspool import Codec, Log
 from kvspool.producers import Changed, Pieces, Stored
@@ -27,25 +26,14 @@ if TYPE_CHECKING:
     from kvspool.arrow import Columns
 
 
-class ProducingShards(Protocol):
-    """The interface of a `ShardSet` for its producers."""
-
-    root: Path
-    prefix: str
-    bits: int
-
-    @property
-    def shards(self) -> Sequence[Log]: ...
-
-
 class ShardProducer(Handle):
     """One producer of a sharded log; get it from `ShardSet.producer`."""
 
-    def __init__(self, shards: ProducingShards, name: str) -> None:
-        """Raises ValueError for an invalid name, and for shards of a format without producers."""
+    def __init__(self, logs: Sequence[Log], name: str) -> None:
+        """Raises ValueError for an invalid name, and for shards of a format without producers. logs: of all shards, in order."""
         self.name = name
-        self._shards = shards
-        self._producers = [log.producer(name) for log in shards.shards]
+        self._logs = logs
+        self._producers = [log.producer(name) for log in logs]
 
     def append_many(
         self,
@@ -81,7 +69,7 @@ class ShardProducer(Handle):
     def _shard_of(self, value: Any, key: bytes | None) -> int:
         if key is not None and key.__class__ is not bytes:
             raise TypeError(f"a key must be bytes, str or None, not {key.__class__.__name__}")
-        return route.shard_of(encode(value, Codec.JSON)[0] if key is None else key, self._shards.bits)
+        return route.shard_of(encode(value, Codec.JSON)[0] if key is None else key, len(self._logs).bit_length() - 1)
 
     def append_arrow(
         self,
@@ -97,7 +85,7 @@ class ShardProducer(Handle):
 
         pieces: dict[int, Pieces] = {}
         for part in arrow.parts(table):
-            columns = laid_out(self._shards, part, codec)
+            columns = self._logs[0].columns_of(part, codec)
             for shard, rows in grouped(shards_of(columns, part, len(self._producers)), len(self._producers)).items():
                 pieces.setdefault(shard, []).append((columns, rows))
         return {
@@ -106,12 +94,7 @@ class ShardProducer(Handle):
         }
 
     def __repr__(self) -> str:
-        return f"<ShardProducer {self.name!r} of {self._shards.root} prefix={self._shards.prefix!r}>"
-
-
-def laid_out(shards: ProducingShards, batch: pyarrow.RecordBatch, codec: int) -> Columns:
-    """Return a record batch laid out for the shards of a set. Raises ValueError, TypeError, TooLarge."""
-    return shards.shards[0].columns_of(batch, codec)
+        return f"<ShardProducer {self.name!r} of {len(self._logs)} shards from {self._logs[0].path} on>"
 
 
 def shards_of(columns: Columns, batch: pyarrow.RecordBatch, count: int) -> memoryview:

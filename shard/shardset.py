@@ -263,7 +263,7 @@ class ShardSet(Spread, MergedLogs[int, ShardRecord, datetime | Mapping[int, int]
 
         Raises ValueError for an invalid name, Unsupported for journals of another format than kvj.
         """
-        return ShardProducer(self, name)
+        return ShardProducer(self.shards, name)
 
     def producers(self) -> list[list[ProducerStats]]:
         """Return the statistics of the producers of each shard, in order. Raises Closed."""
