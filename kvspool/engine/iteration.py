@@ -334,7 +334,6 @@ class AsyncReading(AsyncIterator[R], Handle, Generic[R]):
         self._timeout = check_timeout(timeout)
         self._run = run
         self._taken = 0
-        self._is_closed = False
 
     @property
     def missed(self) -> int:
@@ -349,7 +348,7 @@ class AsyncReading(AsyncIterator[R], Handle, Generic[R]):
         deadline = None if self._timeout is None else system.port.monotonic() + self._timeout
         while (item := next(self._reading, NOTHING)) is NOTHING:
             left = POLL if deadline is None else min(POLL, deadline - system.port.monotonic())
-            if self._is_closed or left <= 0:
+            if self._left == 0 or left <= 0:  # another task has closed it, or the timeout is over
                 raise StopAsyncIteration
             await self._sleep(left)
         self._taken += 1
@@ -359,7 +358,6 @@ class AsyncReading(AsyncIterator[R], Handle, Generic[R]):
 
     async def aclose(self) -> None:
         """Close all logs; the iteration is over. Another task that waits in it wakes, and its iteration ends."""
-        self._is_closed = True
         self._left = 0
         self._reading.close()
 
