@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from kvspool import system
 from kvspool.engine import locks
@@ -41,14 +41,9 @@ class LogTasks(HasTasks):
     def check_open(self) -> None:
         """Raise Closed if the handle was closed."""
 
-    @property
     @abstractmethod
-    def capabilities(self) -> frozenset[str]:
-        """Return the optional capabilities of this kind of log."""
-
-    @abstractmethod
-    def _refuse(self, capability: str) -> NoReturn:
-        """Raise Unsupported for a missing capability."""
+    def _check_capability(self, capability: str) -> None:
+        """Raise Closed, or Unsupported for a missing capability."""
 
     @abstractmethod
     def open_reader(self, name: str, start: Start = "earliest", *, isolation: Isolation = "appended") -> Any:
@@ -76,9 +71,7 @@ class LogTasks(HasTasks):
         return self.path
 
     def _task_sources(self, name: str, start: Any, wanted: Wanted) -> LogSources:
-        if "tasks" not in self.capabilities:
-            self._refuse("tasks")
-        self.check_open()
+        self._check_capability("tasks")
         return LogSources([self], [start], wanted)  # type: ignore[list-item]
 
 
