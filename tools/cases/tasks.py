@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from peers.peer import library
+from peers.persist_queue import package
 from peers.redis_streams import connected, redis_server
 
 from cases.case import NO_BAR, THOUSAND, VALUE, Bar, Bench, Row, timed
@@ -104,7 +104,7 @@ def redis_streams(folder: Path, count: int, batch: int) -> float:
 def persist_queue(folder: Path, count: int) -> float:
     """Return how many values per second persist-queue's `SQLiteAckQueue` gives out and acknowledges."""
     path = folder / "persist"
-    queue = library("persistqueue", "persist-queue").SQLiteAckQueue(str(path), auto_commit=True)
+    queue = package().SQLiteAckQueue(str(path), auto_commit=True)
     for _ in range(count):
         queue.put(VALUE)
 

@@ -29,7 +29,7 @@ class PersistQueue(Peer):
     @contextmanager
     def serve(self, folder: Path, level: str) -> Iterator[Callable[[], Place]]:
         """Yield a function that names a queue, which is created when it is opened."""
-        _library()
+        package()
         found = names()
         yield lambda: Place(str(folder), f"{self.key}-{next(found)}", level)
 
@@ -52,12 +52,13 @@ class PersistQueue(Peer):
             queue.close()
 
 
-def _library() -> Any:
+def package() -> Any:
+    """Return the module. Raises LeftOut."""
     return library("persistqueue", "persist-queue")
 
 
 def _opened(place: Place) -> Any:
-    return _library().FIFOSQLiteQueue(str(place.path), auto_commit=True, multithreading=False)
+    return package().FIFOSQLiteQueue(str(place.path), auto_commit=True, multithreading=False)
 
 
 PEERS = {"persist": PersistQueue("persist", "persist-queue")}
