@@ -146,13 +146,13 @@ def test_the_c_checksums_agree_with_rfc_3720_with_and_without_the_instruction(tm
                 assert function(0x12345678, address + start, length) == state, (name, length, start)
 
 
-def test_the_twins_agree_on_the_checksum_of_every_length_to_10000_at_odd_alignments(make_ring: MakeRing) -> None:
+def test_the_twins_agree_on_the_checksum_of_lengths_to_16000_at_odd_alignments(make_ring: MakeRing) -> None:
     compiled = pytest.importorskip("kvspool.kernel.frames_c")
     noise = memoryview(random.Random(1).randbytes(16_050))
     ring = make_ring(compiled, 1 << 16)
     writer = ring.writer()
     keys, no_key, types, stamps = b"\0", b"\0", b"\0", array("q", [5])
-    for length in (*range(10_001), 12_287, 12_288, 12_289, 16_000):
+    for length in (*range(2_100), *range(2_100, 10_001, 1 if ALL else 11), 12_287, 12_288, 12_289, 16_000):
         start = length * 7 % 41
         writer.begin()
         writer.put_columns(
