@@ -101,7 +101,7 @@ def test_the_output_of_an_earlier_call_is_cleared_away_with_its_link(tmp_path: P
 
 
 def test_records_that_are_overwritten_before_they_are_shipped_make_the_job_fail(tmp_path: Path) -> None:
-    done = run(tmp_path / "output", "--flights", "20000", "--no-kills", "--no-spark", "--capacity", "256KiB")
+    done = run(tmp_path / "output", "--flights", "6000", "--no-kills", "--no-spark", "--capacity", "64KiB")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "The counts differ, or records were lost" in done.stdout
 
