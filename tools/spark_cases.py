@@ -51,7 +51,7 @@ class Size(NamedTuple):
     warm_ups: int = 1
 
 
-SHORT = Size(20_000, 1.0, (4,), 0)
+SHORT = Size(20_000, 0.3, (4,), 0)
 
 
 def cases(folder: Path, rounds: int, wanted: Callable[[str], bool], size: Size, spark: Any = None) -> Iterator[dict[str, object]]:

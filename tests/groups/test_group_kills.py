@@ -113,7 +113,7 @@ def test_a_member_that_is_killed_at_any_place_loses_no_record_and_no_order(tmp_p
 @pytest.mark.parametrize("kind", ["spool", "hub"])
 def test_a_full_disk_at_any_system_call_loses_no_record_and_no_order(tmp_path: Path, kind: str) -> None:
     """From some call on the disk is full. The member ends with a typed error or the system's, and another one handles the rest."""
-    for nth in some(range(1, 2000), 17):
+    for nth in some(range(1, 2000), 31):
         subject = Subject(tmp_path / f"log{nth}", kind)
         subject.append(RECORDS)
         theirs: list[tuple[bytes, int, int]] = []

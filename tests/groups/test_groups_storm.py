@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from campaigns import campaign
 
-STRIKES = 60
+STRIKES = 30
 
 
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")

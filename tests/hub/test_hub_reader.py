@@ -561,7 +561,7 @@ def test_a_kill_at_any_system_call_of_a_commit_leaves_the_old_positions_or_the_n
         undo(before)
     renamed = max(at for at, name in enumerate(calls) if name == "rename")
     seen = Counter[str]()
-    for nth in sorted({*some(range(len(calls)), 3), *range(renamed - 5, len(calls))}):
+    for nth in sorted({*some(range(len(calls)), 8), *range(renamed - 5, len(calls))}):
         before = places_of(root)
         try:
             in_child(lambda nth=nth: commit(nth))  # type: ignore[misc]

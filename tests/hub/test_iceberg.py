@@ -110,9 +110,9 @@ def repeat_all(path: Path, batches: int) -> None:
                 table.refresh()
 
 
-def test_each_batch_is_there_once_although_four_processes_commit_it(tmp_path: Path) -> None:
+def test_each_batch_is_there_once_although_processes_commit_it_at_once(tmp_path: Path) -> None:
     made(tmp_path / "t")
-    workers = [spawn.Process(target=repeat_all, args=(tmp_path / "t", 6)) for _ in range(4)]
+    workers = [spawn.Process(target=repeat_all, args=(tmp_path / "t", 6)) for _ in range(2)]
     for worker in workers:
         worker.start()
     for worker in workers:

@@ -377,7 +377,7 @@ def test_killed_at_each_call(tmp_path: Path, undo: bool) -> None:
         whole, before = list(log), files(log)
         if undo:
             log.archive()
-    for nth in some(range(1, 1000), 3, undo):
+    for nth in some(range(1, 1000), 7, undo):
         copy = tmp_path / f"{nth}"
         shutil.copytree(tmp_path / "log", copy)
         try:

@@ -420,7 +420,7 @@ def check_outcome(path: Path, operation: str) -> None:
 def test_killed_at_every_call(tmp_path: Path, operation: str, turn: int) -> None:
     """Before the call or during it, and with or without a reboot: in turn, or at each call all four."""
     killed = 0
-    for nth in some(range(1, 400), 5):
+    for nth in some(range(1, 400), 9):
         half, reboots = divmod((nth + turn) % 4, 2)
         path = tmp_path / str(nth) / "log"
         path.parent.mkdir()
@@ -457,7 +457,7 @@ def test_killed_at_every_call(tmp_path: Path, operation: str, turn: int) -> None
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_each_call_that_fails(tmp_path: Path, operation: str, number: int, first: int) -> None:
     failed = 0
-    for nth in some(range(1, 600), 4, 2 * first):
+    for nth in some(range(1, 600), 9, 4 * first):
         path = tmp_path / str(nth) / "log"
         path.parent.mkdir()
         with prepared(path) as log:

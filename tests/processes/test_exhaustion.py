@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from children import addresses, in_child, start
+from loops import IS_SECOND_RUN
 
 import kvspool
 import shard
@@ -329,7 +330,7 @@ def test_little_memory_to_read_a_large_record(tmp_path: Path) -> None:
                     hoard.append(bytes(large))
             readings: list[Iterator[Record]] = [log.read(), log.follow(timeout=0), reader.read()]
             failures = []
-            for reading in readings:
+            for reading in readings[-1:] if IS_SECOND_RUN else readings:
                 got: list[bytes] = []
                 failures.append(0)
                 while len(got) < len(values):

@@ -17,9 +17,9 @@ from loops import twin_names
 def test_every_reader_accounts_for_every_sequence_while_writers_are_killed(tmp_path: Path, twin: str, policy: str) -> None:
     seed = random.SystemRandom().randrange(1 << 32)
     print(f"seed {seed}")
-    found = run_storm(Path(__file__).with_name("stress.py"), tmp_path, twin, seed, "2", policy)
+    found = run_storm(Path(__file__).with_name("stress.py"), tmp_path, twin, seed, "0.7", policy)
     assert min(found["kills"], found["kills of durable readers"], found["stops"]) >= 3
     assert found["appended"] > 5 * found["kept"], "the ring was never far too small"
-    assert found["acknowledged"] > 300
-    assert found["read"] > 300
+    assert found["acknowledged"] > 100
+    assert found["read"] > 100
     assert policy == "block" or found["gaps"] > 0

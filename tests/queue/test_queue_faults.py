@@ -111,7 +111,7 @@ def test_a_failed_call_is_reported_and_loses_nothing(
         one.put_many(BEFORE)
     ChunkQueue.create(template / "empty").close()
     told = 0
-    for nth in some(range(1, 1000), 2, number % 2):
+    for nth in some(range(1, 1000), 4, number % 4):
         place = tmp_path / "place"
         shutil.copytree(template, place)
         taken.clear()

@@ -260,7 +260,7 @@ def test_nothing_that_was_acknowledged_is_lost_or_comes_twice_while_processes_ar
 
     for role in (_put, _put, _get, _get):
         begin(role)
-    while kills <= 50 or len(got) <= 250:
+    while kills <= 25 or len(got) <= 120:
         for _ in range(5):
             time.sleep(0.004)
             listen()

@@ -423,7 +423,7 @@ def test_an_exception_out_of_a_signal_handler_costs_a_merge_no_record_wherever_i
 
         append(2)
         is_interrupted = True
-        places = count(1, 1 if ALL else 3 if TWIN == "compiled" else 5)  # interpreted, there are some hundred
+        places = count(1, 1 if ALL else 7 if TWIN == "compiled" else 17)  # interpreted, there are some hundred
         while is_interrupted:
             nth = next(places)
             got: list[list[int]] = [[] for _ in shards.shards]

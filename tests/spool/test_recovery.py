@@ -50,7 +50,7 @@ def test_every_combination_of_conditions_has_exactly_one_case() -> None:
 def test_crash_images_recover_to_what_was_synced_and_nothing_else_and_reach_every_case() -> None:
     # A slice of the campaign; the interpreted twin is some ten times slower, and takes less of it.
     reached: set[str] = set()
-    count = 4000 if frames_loops.TWIN == "compiled" else 300
+    count = 2000 if frames_loops.TWIN == "compiled" else 300
     moments = [images.campaign(count, 9, unit, reached.add) for unit in images.UNITS]
     assert all(each.recovery for each in moments) and any(each.resize for each in moments)
     if frames_loops.TWIN == "compiled":

@@ -109,7 +109,7 @@ def killed_at(log: Any, order: Any, arm: Callable[[], Any]) -> bool:
 @pytest.mark.parametrize(("kind", "order"), KINDS)
 def test_a_worker_that_is_killed_at_any_system_call_forgets_and_repeats_nothing(tmp_path: Path, kind: str, order: Any) -> None:
     kills = 0
-    for nth in some(range(1, 5000), 41):
+    for nth in some(range(1, 5000), 83):
         with filled(tmp_path / f"log{nth}", kind) as log:
             if not killed_at(log, order, lambda nth=nth: system.replaced(Ending(nth, signal.SIGKILL))):
                 break
@@ -120,7 +120,7 @@ def test_a_worker_that_is_killed_at_any_system_call_forgets_and_repeats_nothing(
 @pytest.mark.parametrize(("kind", "order"), KINDS[1:])
 def test_a_worker_that_is_killed_at_any_opcode_forgets_and_repeats_nothing(tmp_path: Path, kind: str, order: Any) -> None:
     kills = 0
-    for nth in some(range(1, 200_000), 3001):
+    for nth in some(range(1, 200_000), 5003):
         with filled(tmp_path / f"log{nth}", kind) as log:
             if not killed_at(log, order, lambda nth=nth: Fuse(nth)):
                 break
@@ -131,7 +131,7 @@ def test_a_worker_that_is_killed_at_any_opcode_forgets_and_repeats_nothing(tmp_p
 @pytest.mark.parametrize(("kind", "order"), KINDS[1:])
 def test_a_full_disk_at_any_system_call_forgets_and_repeats_nothing(tmp_path: Path, kind: str, order: Any) -> None:
     """From some call on the disk is full. The worker ends with a typed error or the system's, and another one handles the rest."""
-    for nth in some(range(1, 2000), 13):
+    for nth in some(range(1, 2000), 23):
         said: list[tuple[str, int]] = []
         with filled(tmp_path / f"log{nth}", kind) as log:
             only = ("write", "allocate", "flush_data", "flush", "make_directory", "rename", "link")
