@@ -109,13 +109,15 @@ class ShardSet(Spread, MergedLogs[int, ShardRecord, datetime | Mapping[int, int]
 
         Raises LogExists if the set exists without `exist_ok`, or with `exist_ok` if a shard has other settings, which its text names;
         TypeError for unknown options; ValueError for a bad prefix or bits; ConflictingShardSets if the prefix has another number of shards
-        already; TooFewDescriptors to open all of them, after they were created; and the errors of `kvspool.create`.
+        already; TooFewDescriptors to open all of them, after they were created; FileNotFoundError without the parent of `root`; and the
+        errors of `kvspool.create`.
         """
         options = {name: value for name, value in options.items() if value is not None}
         logs.check_options(options.get("format", "spool"), options, "ShardSet.create", ("prefix", "bits"))
         base = Path(os.path.abspath(root))
         names = [route.directory_name(prefix, bits, index) for index in range(1 << route.check_bits(bits))]
         if not base.is_dir():
+            disk.check_parent(base)
             disk.make_directory(base)
         found = route.scan(base).get(prefix)
         if found is not None:

@@ -164,11 +164,11 @@ def test_trim_sets_rules_and_forgets_them(run: Run, log: Journal) -> None:
 
 
 def test_verify_and_repair(run: Run, log: Journal) -> None:
-    assert run("verify", log.path).out == "35 records are sound (1.2 KiB), 0 damaged\n"
+    assert run("verify", log.path).out == "35 sound records (1.2 KiB), 0 damaged\n"
     flip(log, 10, 3)
     (log.path / "jnl/foreign").write_bytes(b"")
     out = run("verify", log.path, code=5).out
-    assert "damaged: 36 bytes at position 108 of 000000000000000a.jnl: sequences 13 to 13\n" in out
+    assert "damaged: 36 bytes at position 108 of 000000000000000a.jnl: sequence 13\n" in out
     assert "an unknown file name: foreign" in out
     out = run("repair", log.path, code=5).out
     assert "removed 36 bytes from 000000000000000a.jnl at position 108, where sequence 13 should be; they are kept in" in out

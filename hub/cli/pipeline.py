@@ -188,7 +188,7 @@ def _sentence(progress: PipelineProgress) -> str:
     words = [f"{progress.name}: {progress.state}"]
     if progress.batch >= 0:
         took = progress.durations.get("triggerExecution", 0) / 1000
-        words.append(f"batch {progress.batch:,} of {progress.batch_records:,} records in {took:.2f} s")
+        words.append(f"batch {progress.batch:,} of {output.counted(progress.batch_records, 'record')} in {took:.2f} s")
         words.append(f"{progress.rate:,.0f} records/s")
     words.append(f"{progress.records:,} read")
     if progress.lag >= 0:
@@ -306,7 +306,7 @@ def _compact(arguments: argparse.Namespace) -> int:
     if arguments.json:
         output.print_json({"before": before, "after": after, "files": files})
     else:
-        print(output.escape(f"{before:,} files became {after:,}; {job.sink.path} has {files:,}"))
+        print(output.escape(f"{output.counted(before, 'file')} became {after:,}; {job.sink.path} has {files:,}"))
     return 0
 
 

@@ -185,7 +185,7 @@ def _optimize(arguments: argparse.Namespace, path: str) -> int:
     if arguments.json:
         output.print_json({"before": before, "after": after})
     else:
-        print(output.escape(f"{path}: {before:,} files became {after:,}"))
+        print(output.escape(f"{path}: {output.counted(before, 'file')} became {after:,}"))
     return 0
 
 
@@ -197,7 +197,7 @@ def _vacuum(arguments: argparse.Namespace, path: str) -> int:
     if arguments.json:
         output.print_json({"removed": removed})
     else:
-        print(output.escape(f"{path}: {removed:,} files removed"))
+        print(output.escape(f"{path}: {output.counted(removed, 'file')} removed"))
     return 0
 
 

@@ -93,4 +93,5 @@ def _show(reports: list[Any], problems: list[str]) -> None:
     sound = [one.report for one in reports if one.report is not None]
     records, size = sum(one.records for one in sound), sum(one.bytes for one in sound)
     bad = sum(not one.is_sound for one in reports)
-    print(f"{len(reports):,} shards: {records:,} records are sound ({sizes.show(size)}); {bad:,} shards are damaged")
+    counts = f"{output.counted(len(reports), 'shard')}: {output.counted(records, 'sound record')} ({sizes.show(size)})"
+    print(f"{counts}; {output.counted(bad, 'damaged shard')}")

@@ -57,7 +57,7 @@ class PipelineRun(Handle):
         self._is_once = once or job.interval is None
         self._report = report
         self._stop = threading.Event()
-        self._started = threading.Event()  # the query has an id
+        self._started = threading.Event()  # the query has an id, or could not start
         self._query: StreamingQuery | None = None
         now = system.port.now()
         self._progress = PipelineProgress(
@@ -119,7 +119,8 @@ class PipelineRun(Handle):
             self._query = writer.start()
         except failures.of_spark() as error:
             raise self._failed(error) from error
-        self._started.set()
+        finally:
+            self._started.set()  # also if it did not start: the thread of a first batch must not wait forever
         self._note(state="running")
 
     def _failed(self, error: Exception) -> PipelineFailed:
@@ -129,9 +130,10 @@ class PipelineRun(Handle):
         return PipelineFailed(failures.cause(error))
 
     def _id(self) -> str:
-        """Return the query's id, also in the thread of its first batch."""
+        """Return the query's id, also in the thread of its first batch. Raises PipelineFailed if the query did not start."""
         self._started.wait()
-        assert self._query is not None
+        if self._query is None:
+            raise PipelineFailed(f"the query of {self.job.name} did not start")
         return str(self._query.id)
 
     def _clear_bad(self, batch: int) -> None:

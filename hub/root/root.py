@@ -96,9 +96,10 @@ class HubRoot(MergedLogs[Key, HubRecord, datetime]):
         """Create an empty directory for a hub root, accessible only to its owner, and open it.
 
         exist_ok: open an existing root, as `open` does. Raises LogExists if the path exists; with `exist_ok`, NotALog if it can't be a hub
-        root; or the system's OSError.
+        root; FileNotFoundError without its parent; or the system's OSError.
         """
         path = Path(os.path.abspath(root))
+        disk.check_parent(path)
         if not disk.make_directory(path):
             if exist_ok:
                 return cls.open(path, timeout=timeout)

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import msgspec
 
 from kvspool import queue, system
-from kvspool.cli import plugins
+from kvspool.cli import plugins, queues
 from kvspool.engine import making, sizes
 from kvspool.engine.wakeups import CHANGED, Watcher
 from kvspool.errors import Corruption, KvspoolError, LogNotFound, MismatchedFiles, NotALog, Unrecovered
@@ -102,7 +102,7 @@ def _queue(path: Path) -> Check:
     """Check every file of a queue, damaged or not."""
     report = queue.verify(path)
     if report.is_sound:
-        return Check("queue", "ok", f"{report.entries:,} entries in {report.chunks:,} chunks add up; the format has no checksums")
+        return Check("queue", "ok", queues.summary(report))
     return Check("queue", "fail", "; ".join(report.problems), f"kvspool repair {path}, which removes no entry; or restore a copy")
 
 

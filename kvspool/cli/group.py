@@ -73,8 +73,11 @@ def _reset(log: Any, name: str | None, text: str) -> None:
 
 def _print(one: GroupStats) -> None:
     lag = one.lag
-    words = "unknown" if lag is None else f"{lag.records:,} records, {sizes.show(lag.bytes or 0)}, {lag.seconds or 0:,.1f} s"
-    print(output.escape(f"{one.name}: {len(one.members)} members, {one.shards} shards, {len(one.unowned)} without an owner; lag {words}"))
+    words = "unknown"
+    if lag is not None:
+        words = f"{output.counted(lag.records, 'record')}, {sizes.show(lag.bytes or 0)}, {lag.seconds or 0:,.1f} s"
+    counts = f"{output.counted(len(one.members), 'member')}, {output.counted(one.shards, 'shard')}, {len(one.unowned)} without an owner"
+    print(output.escape(f"{one.name}: {counts}; lag {words}"))
     if one.problem:
         print(output.escape(one.problem))
     if one.members:

@@ -14,6 +14,7 @@ from kvspool.system.handles import Handle
 
 CHUNK = 1 << 16  # bytes; the size of a pipe
 BATCH_BYTES = 1 << 20  # bytes; limits a batch of long lines
+LOOK = 0.5  # seconds between two looks for a signal that another thread, such as one that flushes, has received
 
 
 def standard_input(command: str) -> int:
@@ -54,9 +55,10 @@ class LineReader(Handle):
     def batches(self) -> Iterator[LineBatch]:
         """Yield the batches: when one is full, when the input pauses, and at its end."""
         while True:
-            ready, _, _ = select.select([self._fd], [], [], 0 if self._lines else None)
+            ready, _, _ = select.select([self._fd], [], [], 0 if self._lines else LOOK)
             if not ready:
-                yield self._take()
+                if self._lines:
+                    yield self._take()
                 continue
             chunk = os.read(self._fd, CHUNK)
             if not chunk:

@@ -67,7 +67,13 @@ def show(report: QueueVerifyReport) -> None:
     """Print the result of a check."""
     for problem in report.problems:
         print(output.escape(f"damaged: {problem}"))
-    print(f"{report.entries:,} entries in {report.chunks:,} chunks add up; the format has no checksums")
+    print(summary(report))
+
+
+def summary(report: QueueVerifyReport) -> str:
+    """Return the counts of a check in one line."""
+    counts = f"{output.counted(report.entries, 'entry')} in {output.counted(report.chunks, 'chunk')}"
+    return f"consistent: {counts}; the format has no checksums"
 
 
 def show_repair(report: QueueRepairReport) -> None:

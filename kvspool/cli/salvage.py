@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     words = f"copied {output.counted(report.records, 'record')} ({sizes.show(report.bytes)}) to {report.target}"
     print(output.escape(f"{words}; their sequences are new, from 0"))
     if report.missing:
-        print(f"{report.missing:,} numbers between {report.first_sequence} and {report.last_sequence} have no record")
+        print(f"between {report.first_sequence} and {report.last_sequence}, {output.counted(report.missing, 'record')} are missing")
     if report.undecodable:
-        print(f"{report.undecodable:,} values use lost keys; their bytes are kept as raw values")
+        print(f"kept as raw bytes, because their keys are lost: {output.counted(report.undecodable, 'value')}")
     return 0

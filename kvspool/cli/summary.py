@@ -76,5 +76,5 @@ class Summary:
         """Return the sequences of the records, in words."""
         if self.first is None or self.last is None:
             return ""
-        words = f": sequences {self.first} to {self.last}"
+        words = f": sequence {self.first}" if self.first == self.last else f": sequences {self.first} to {self.last}"
         return words + (", with records of other writers in between" if self.last - self.first >= self.count else "")

@@ -137,10 +137,10 @@ def _placed(one: TaskStats, words: str) -> str:
 
 
 def _print(one: ListReport) -> None:
-    counts = f"{one.taken:,} with {len(one.workers)} workers, {one.ready:,} given back, {one.delayed:,} delayed"
+    counts = f"{one.taken:,} with {output.counted(len(one.workers), 'worker')}, {one.ready:,} given back, {one.delayed:,} delayed"
     order = f", {one.held:,} after others with the same key" if one.order else ""
-    window = f"{one.used:,} of the window of {one.window:,} used, {one.shards} shards"
-    print(output.escape(f"{one.name}: {counts}{order}, {one.repeated:,} repeated, {one.dead:,} dead letters; {window}"))
+    window = f"{one.used:,} of the window of {one.window:,} used, {output.counted(one.shards, 'shard')}"
+    print(output.escape(f"{one.name}: {counts}{order}, {one.repeated:,} repeated, {output.counted(one.dead, 'dead letter')}; {window}"))
     for words in (*one.waits_for, *one.problems):
         print(output.escape(words))
     if one.workers:

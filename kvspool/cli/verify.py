@@ -8,6 +8,7 @@ import kvspool
 from kvspool import VerifyReport
 from kvspool.cli import options, output, progress, queues
 from kvspool.engine import sizes
+from kvspool.engine.damage import Damage
 from kvspool.queue import QueueVerifyReport
 
 NAME = "verify"
@@ -44,8 +45,9 @@ def run(arguments: argparse.Namespace) -> int:
 def show(report: VerifyReport) -> None:
     """Print a report, a line for each damaged place."""
     for place in report.damaged:
-        lost = f"sequences {place.first} to {place.last}" if place.count > 0 else "no known record"
-        print(output.escape(f"{f'damaged: {place.size} bytes' if place.size else 'missing'} at {place.where}: {lost}"))
+        lost = _sequences(place) if place.count > 0 else "no known record"
+        found = f"damaged: {output.counted(place.size, 'byte')}" if place.size else "missing"
+        print(output.escape(f"{found} at {place.where}: {lost}"))
     for problem in report.problems:
         print(output.escape(f"damaged: {problem}"))
     if report.sync_error:
@@ -53,5 +55,9 @@ def show(report: VerifyReport) -> None:
     for name in report.foreign:
         print(output.escape(f"an unknown file name: {name}"))
     if report.torn_bytes:
-        print(f"{report.torn_bytes:,} bytes at the end are an incomplete record of a killed writer; the next append removes them")
-    print(f"{report.records:,} records are sound ({sizes.show(report.bytes)}), {report.damaged_records:,} damaged")
+        print(f"an incomplete record of a killed writer at the end ({sizes.show(report.torn_bytes)}); the next append removes it")
+    print(f"{output.counted(report.records, 'sound record')} ({sizes.show(report.bytes)}), {report.damaged_records:,} damaged")
+
+
+def _sequences(place: Damage) -> str:
+    return f"sequence {place.first}" if place.count == 1 else f"sequences {place.first} to {place.last}"

@@ -181,7 +181,7 @@ class _Pool(Handle):
 
     def _words(self) -> str:
         counts = self._counts
-        return f"{counts['done']:,} done, {counts['retried']:,} retried, {counts['dead']:,} dead letters"
+        return f"{counts['done']:,} done, {counts['retried']:,} retried, {output.counted(counts['dead'], 'dead letter')}"
 
     def _summarize(self) -> None:
         seconds = time.monotonic() - self._began

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from kvspool import system
 from kvspool.engine import locks
 from kvspool.options import TIMEOUT
-from kvspool.system import filesystems
+from kvspool.system import disk, filesystems
 from kvspool.system.descriptor import Descriptor
 from kvspool.system.handles import Handle
 
@@ -39,8 +39,7 @@ def check_target(path: Path, mode: int, *, allow_unsafe_fs: bool) -> None:
         raise ValueError(f"mode is 0o600 with rights for others added, not {mode:#o}")
     if _NAME.fullmatch(path.name) or _SIDECAR.fullmatch(path.name):
         raise ValueError(f"{path} has a name that kvspool uses for files next to another log; choose another name")
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"{path.parent} is not a directory; create it first")
+    disk.check_parent(path)
     if not allow_unsafe_fs:
         filesystems.refuse_unsafe(path.parent)
 

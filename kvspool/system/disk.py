@@ -61,6 +61,12 @@ def replace(
     flush_directory(path.parent, done=done)
 
 
+def check_parent(path: Path) -> None:
+    """Raise FileNotFoundError, with the next step, if the directory in which `path` is to be created is missing."""
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{path.parent} is not a directory; create it first")
+
+
 def make_directory(path: Path, mode: int = 0o700) -> bool:
     """Create a directory, its name on disk when this returns; False if it exists. If the flush fails, the directory is removed.
 

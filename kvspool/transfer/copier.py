@@ -27,6 +27,7 @@ from kvspool.opening import logs
 from kvspool.opening.keywords import refuse_unknown
 from kvspool.options import TIMEOUT, OnGap, Start
 from kvspool.record import Codec, Gap
+from kvspool.system import disk
 from kvspool.transfer import queues, sources, targets
 from kvspool.transfer.note import Note, Notes, locked
 from kvspool.transfer.progress import CopyProgress
@@ -143,8 +144,7 @@ def _check(source: Path, target: Path, format: str | None, end: int | None, limi
     real, other = os.path.realpath(source), os.path.realpath(target)
     if real == other or f"{other}/".startswith(f"{real}/") or f"{real}/".startswith(f"{other}/"):
         raise ValueError(f"a log can't be copied into itself: {source} and {target}")
-    if not target.parent.is_dir():
-        raise FileNotFoundError(f"{target.parent} is not a directory; create it first")
+    disk.check_parent(target)
 
 
 def _target(

@@ -143,7 +143,7 @@ def test_trim_says_what_would_go_and_why_and_then_does_it(root: Path, run: Run) 
 
 def test_verify_finds_all_sound_and_nothing_foreign(root: Path, run: Run) -> None:
     give_generations(root, 0, 3)
-    assert run("hub", "verify", root).out.startswith("2 shards: 400 records are sound")
+    assert run("hub", "verify", root).out.startswith("2 shards: 400 sound records")
     *shards, whole = run("hub", "verify", root, "--json").objects
     assert [one["report"]["foreign"] for one in shards] == [[], []]
     assert whole["is_sound"]

@@ -68,7 +68,7 @@ REFUSED = {
     # Hub roots.
     "no command of hubs": ("hub", 2, "clients"),
     "creating a root again": ("hub create root", 3, "exists already"),
-    "creating a root in no directory": ("hub create none/a", 1, "none/a does not exist, or its directory doesn't; check the path"),
+    "creating a root in no directory": ("hub create none/a", 1, "none is not a directory; create it first"),
     "clients of what doesn't exist": ("hub clients none", 3, "none"),
     "clients of a file": ("hub clients file", 4, "file"),
     "a client without one of its shards": ("hub clients without", 4, "jfk.2.001"),

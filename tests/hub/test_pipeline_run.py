@@ -149,6 +149,31 @@ def test_rows_are_in_an_iceberg_table_once_through_restarts_and_replays(spark: S
         PipelineRun(job, once=True).run(spark)
 
 
+def test_the_thread_of_a_first_batch_ends_if_the_query_cannot_start(
+    spark: SparkSession, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raised: list[BaseException] = []
+
+    class Broken:
+        def attach(self, frame: Any, query: Any, before: Any) -> Any:
+            def ask() -> None:
+                try:
+                    query()
+                except PipelineFailed as error:
+                    raised.append(error)
+
+            self.thread = threading.Thread(target=ask, daemon=True)
+            self.thread.start()
+            raise SinkError("this sink can't be written to")
+
+    sink = Broken()
+    monkeypatch.setattr("hub.pipeline.run.open_sink", lambda job: sink)
+    with pytest.raises(SinkError):
+        PipelineRun(job_at(root.parent), once=True).run(spark)
+    sink.thread.join(60)
+    assert len(raised) == 1 and "did not start" in str(raised[0])
+
+
 def test_windows_close_with_the_watermark_and_hold_what_came(spark: SparkSession, root: Path) -> None:
     tables = """
 [select]

@@ -55,7 +55,7 @@ def test_the_command_shows_lists_and_dead_letters_and_puts_them_back(
         assert (report["taken"], report["dead"], len(report["workers"])) == (3, 1, 1)
         assert report["workers"][0]["tasks"] == 3
         assert main(["tasks", path]) == 0
-        assert "t: 3 with 1 workers" in capsys.readouterr().out
+        assert "t: 3 with 1 worker," in capsys.readouterr().out
     assert main(["tasks", path, "t", "--dead", "--json"]) == 0
     letter = json.loads(capsys.readouterr().out)
     assert (letter["tasks"], letter["deliveries"], letter["sequence"]) == ("t", 1, tasks[0].sequence)
@@ -113,7 +113,7 @@ def test_a_command_that_fails_is_repeated_and_then_a_dead_letter_with_its_words(
         assert main(command) == 0
         (letter,) = log.dead_letters("t")
         assert (letter.value, letter.deliveries, letter.error) == (b"bad", 2, "exit code 7: no way")
-    assert b"1 done, 1 retried, 1 dead letters" in capfdbinary.readouterr().out
+    assert b"1 done, 1 retried, 1 dead letter in" in capfdbinary.readouterr().out
 
 
 def test_ctrl_c_ends_it_after_the_running_command(tmp_path: Path) -> None:
