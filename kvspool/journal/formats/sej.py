@@ -7,7 +7,6 @@ value, a type or a timestamp can't be detected.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -78,7 +77,7 @@ class Sej(Nested):
         """Return a whole message with a possible offset that is followed by another one, or the end."""
         last = min(until - 1, sequence + len(data) // SIZES + 1)
         low, high = (sequence + 1).to_bytes(8, "big"), max(last, 0).to_bytes(8, "big")
-        alike = len(os.path.commonprefix([low.hex(), high.hex()])) // 2  # bytes with which all of these offsets begin
+        alike = next((at for at in range(8) if low[at] != high[at]), 8)  # bytes with which all of these offsets begin
         span = b"[" + re.escape(low[alike : alike + 1]) + b"-" + re.escape(high[alike : alike + 1]) + b"]" if alike < 8 else b""
         for match in re.finditer(b"(?=" + re.escape(low[:alike]) + span + b")", data) if last > sequence else ():
             position = match.start()
