@@ -137,6 +137,11 @@ def test_create_makes_a_log(tmp_path: Path, run: Run) -> None:
         assert (log.stats().capacity, log.stats().codec) == (1 << 20, "msgpack")
 
 
+def test_create_says_whether_the_log_was_there(tmp_path: Path, run: Run) -> None:
+    for said in ("created", "opened"):
+        assert run("create", tmp_path / "log", "--capacity", "4096", "--exist-ok").out.startswith(f"{said} {tmp_path / 'log'}: 4.0 KiB")
+
+
 def test_create_as_json(tmp_path: Path, run: Run) -> None:
     made = run("create", tmp_path / "log", "--capacity", "4096", "--json").object
     assert made["capacity"] == 4096 and made["path"] == str(tmp_path / "log")

@@ -115,6 +115,7 @@ REFUSED = {
     "a task list that isn't there": ("tasks spool bob", 2, "has no task list 'bob'; `kvspool tasks` lists them"),
     "a group that isn't there": ("group spool bob", 2, "has no group 'bob'; `kvspool group` lists them"),
     "no target": ("copy spool", 2, "kvspool copy: error: DST is missing; kvspool copy --help has examples"),
+    "an option without its value": ("read x --key", 2, "--key needs a value; kvspool read --help has examples"),
     "two words too few": ("get", 2, "PATH and SEQUENCE are missing; kvspool get --help has examples"),
     "an option unlike any other, with a value": ("tail x --zzz 3", 2, "there is no option --zzz; kvspool tail --help lists all"),
     "two words too many": ("get x 1 --json y z", 2, "unknown arguments: y z; kvspool get --help has examples"),

@@ -61,4 +61,4 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise BadInput(f"{path}: {error.strerror}") from error
+        raise BadInput(f"{path} can't be read ({error.strerror}); check the path and its rights") from error

@@ -185,7 +185,8 @@ def _optimize(arguments: argparse.Namespace, path: str) -> int:
     if arguments.json:
         output.print_json({"before": before, "after": after})
     else:
-        print(output.escape(f"{path}: {output.counted(before, 'file')} became {after:,}"))
+        done = f"{output.counted(before, 'file')} became {after:,}" if before else "there are no small files to combine"
+        print(output.escape(f"{path}: {done}"))
     return 0
 
 

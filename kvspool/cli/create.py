@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import os
 from typing import Any
 
 import kvspool
@@ -109,6 +110,7 @@ def run(arguments: argparse.Namespace) -> int:
     rules = options.retention(arguments)
     if rules is not None and arguments.format == "spool":
         raise BadInput("retention is for journals; a spool keeps the records that fit into its capacity")
+    done = "opened" if arguments.exist_ok and os.path.lexists(arguments.path) else "created"
     with options.bad_input(TypeError):
         log = kvspool.create(
             arguments.path,
@@ -127,7 +129,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         output.print_json(members(stats))
     elif stats.capacity:
-        print(output.escape(f"created {stats.path}: {sizes.show(stats.capacity)}, structured values as {stats.codec}"))
+        print(output.escape(f"{done} {stats.path}: {sizes.show(stats.capacity)}, structured values as {stats.codec}"))
     else:
-        print(output.escape(f"created {stats.path}: a journal in the format {stats.format}"))
+        print(output.escape(f"{done} {stats.path}: a journal in the format {stats.format}"))
     return 0

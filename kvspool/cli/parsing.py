@@ -56,6 +56,12 @@ class Parser(argparse.ArgumentParser):
                 message = f"there is no command {word}{hint or f'; {self.prog} --help lists all'}"
             else:
                 message = f"{name} is {', '.join(known[:-1])} or {known[-1]}, not {word!r}{hint}"
+        lone = re.match(r"argument (.+): expected (?:one|at least one) argument$", message)
+        if lone is not None:
+            message = f"{lone[1]} needs a value; {self.prog} --help has examples"
+        either = re.match(r"one of the arguments (.+) is required$", message)
+        if either is not None:
+            message = f"one of {' or '.join(either[1].split())} is missing; {self.prog} --help has examples"
         missing = message.removeprefix("the following arguments are required: ")
         if missing != message:
             names = " and ".join(missing.rsplit(", ", 1))

@@ -109,8 +109,8 @@ REFUSED = {
     "a client's certificate again": ("hub certificate client pki jfk", 3, "already exists"),
     "a certificate that is none": ("hub certificate show file", 3, "no certificate in PEM"),
     # Servers and shippers.
-    "plain text for other hosts, of IPv4": (f"{SERVE} 0.0.0.0:0 --access access.toml", 2, "can be reached from elsewhere"),
-    "plain text for other hosts, of IPv6": (f"{SERVE} [::]:0 --access access.toml", 2, "can be reached from elsewhere"),
+    "plain text for other hosts, of IPv4": (f"{SERVE} 0.0.0.0:0 --access access.toml", 2, "needs a certificate there; kvspool hub certificate init makes one"),
+    "plain text for other hosts, of IPv6": (f"{SERVE} [::]:0 --access access.toml", 2, "needs a certificate there; kvspool hub certificate init makes one"),
     "no authentication of other hosts, of IPv4": (f"{SERVE} 0.0.0.0:0 --anonymous", 2, "can be reached from elsewhere"),
     "no authentication of other hosts, of IPv6": (f"{SERVE} [::]:0 --anonymous", 2, "can be reached from elsewhere"),
     "a level of a shipper": (f"{SHIP} --level disk", 2, "hub serve --level"),
@@ -120,6 +120,8 @@ REFUSED = {
     "clients of a shipper": (f"{SHIP} --only b", 2, "--only"),
     "shipping from hub to hub": ("ship grpc://127.0.0.1:1 grpc://127.0.0.1:2", 2, "one root"),
     "shipping what doesn't exist": ("ship none grpc://127.0.0.1:1 --client a", 3, "does not exist"),
+    "a hub for nobody": (f"{SERVE} 127.0.0.1:0", 2, "one of --access or --anonymous is missing; kvspool hub serve --help has examples"),
+    "shipping with a token that isn't there": (f"{SHIP} --token-file none", 2, "none can't be read (No such file or directory); check"),
     "shipping with a token of others": (f"{SHIP} --token-file loose.token", 2, "chmod 600"),
     # Tables.
     "a table without a source": ("table append new", 2, "table"),
