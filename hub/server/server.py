@@ -101,9 +101,11 @@ class HubServer(Handle):
         itself; see `hub.server.probe`.
         """
         if needs_tls(listen[0]) and certificates is None:
-            raise ValueError(f"{listen[0]} can be reached from elsewhere, so the hub needs a certificate there; kvspool hub certificate init makes one")
+            needs = "a certificate there; kvspool hub certificate init makes one"
+            raise ValueError(f"{listen[0]} can be reached from elsewhere, so the hub needs {needs}")
         if needs_tls(listen[0]) and access.is_anonymous:
-            raise ValueError(f"{listen[0]} can be reached from elsewhere, so the hub needs an access file there; kvspool hub token add makes one")
+            needs = "an access file there; kvspool hub token add makes one"
+            raise ValueError(f"{listen[0]} can be reached from elsewhere, so the hub needs {needs}")
         self.root = Path(os.path.abspath(root))
         self.level: Level = level
         self.certificates = certificates

@@ -20,7 +20,7 @@ def test_the_command_shows_and_resets_groups(tmp_path: Path, kind: str, run: Run
         member.commit()
         found = run("group", path, "billing", "--json").object
         assert (found["name"], found["shards"], len(found["members"]), found["lag"]["records"]) == ("billing", subject.shards, 1, 3)
-        assert "billing: 1 members" in run("group", path).out
+        assert "billing: 1 member," in run("group", path).out
         run("group", path, "billing", "--reset", "earliest", code=6)
     run("group", path, "billing", "--reset", "latest")
     run("group", path, "billing", "--reset", "7", code=2)

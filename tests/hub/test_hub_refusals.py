@@ -109,8 +109,8 @@ REFUSED = {
     "a client's certificate again": ("hub certificate client pki jfk", 3, "already exists"),
     "a certificate that is none": ("hub certificate show file", 3, "no certificate in PEM"),
     # Servers and shippers.
-    "plain text for other hosts, of IPv4": (f"{SERVE} 0.0.0.0:0 --access access.toml", 2, "needs a certificate there; kvspool hub certificate init makes one"),
-    "plain text for other hosts, of IPv6": (f"{SERVE} [::]:0 --access access.toml", 2, "needs a certificate there; kvspool hub certificate init makes one"),
+    "plain text for other hosts, of IPv4": (f"{SERVE} 0.0.0.0:0 --access access.toml", 2, "there; kvspool hub certificate init makes one"),
+    "plain text for other hosts, of IPv6": (f"{SERVE} [::]:0 --access access.toml", 2, "there; kvspool hub certificate init makes one"),
     "no authentication of other hosts, of IPv4": (f"{SERVE} 0.0.0.0:0 --anonymous", 2, "can be reached from elsewhere"),
     "no authentication of other hosts, of IPv6": (f"{SERVE} [::]:0 --anonymous", 2, "can be reached from elsewhere"),
     "a level of a shipper": (f"{SHIP} --level disk", 2, "hub serve --level"),

@@ -73,7 +73,7 @@ class Chart {
   drawMissed(missed, range) {
     this.missed.hidden = !missed;
     const step = range === "seconds" ? "second" : "minute";
-    say(this.missed, `${count(missed)} ${step}${missed === 1 ? "" : "s"} without a sample, bridged by dashes`);
+    say(this.missed, `${counted(missed, step)} without a sample, bridged by dashes`);
   }
 
   point(event) {

@@ -17,6 +17,8 @@ function count(number) {
   return number < 10 ? SMALL.format(number) : WHOLE.format(number);
 }
 
+const counted = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
+
 function size(bytes) {
   for (const unit of ["B", "KiB", "MiB", "GiB"]) {
     if (bytes < 1024) return unit === "B" ? `${WHOLE.format(bytes)} B` : `${bytes.toFixed(1)} ${unit}`;

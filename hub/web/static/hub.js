@@ -58,10 +58,10 @@ function showFacts({ status, rates }) {
   const cut = reasons(status.cut);
   fact("Records in", `${count(rates.records)}/s`, `${count(sum(clients.map((client) => client.records)))} since the start`);
   fact("Data in", perSecond(rates.bytes), `${size(sum(clients.map((client) => client.bytes)))} since the start`);
-  fact("Clients", count(clients.length), `${count(connected)} connected, ${count(status.connections)} connections${cut && `; cut: ${cut}`}`);
+  fact("Clients", count(clients.length), `${count(connected)} connected, ${counted(status.connections, "connection")}${cut && `; cut: ${cut}`}`);
   const silent = late.filter(isEstimate).length;
   const known = estimated(count(sum(late.map(behind))), silent);
-  const more = silent ? `; ${count(silent)} silent clients are estimated` : "";
+  const more = silent ? `; estimated for ${counted(silent, "silent client")}` : "";
   fact("Behind", late.length || !clients.length ? known : "unknown", `records that clients still have to send${more}`);
   const missing = sum(clients.map(lost));
   fact("Lost", count(missing), `records in gaps; new gaps since the start: ${count(gaps)}`, missing ? "warn" : "");
@@ -189,10 +189,10 @@ class Details {
     const quota = client.quota_bytes ? ` of ${size(client.quota_bytes)}` : "";
     this.figure("Connections", count(client.connections));
     this.figure("Last seen", client.last_seen ? `${ago(client.last_seen, now)}, ${when(client.last_seen)}` : "not since the hub started");
-    this.figure("Received since the start", `${count(client.records)} records, ${size(client.bytes)}`);
-    this.figure("Stored", `${count(stored(client))} records in ${count(client.shards.length)} shards`);
+    this.figure("Received since the start", `${counted(client.records, "record")}, ${size(client.bytes)}`);
+    this.figure("Stored", `${counted(stored(client), "record")} in ${counted(client.shards.length, "shard")}`);
     this.figure("On disk", size(used(client)) + quota);
-    this.figure("Sent again", `${count(client.duplicates)} records`);
+    this.figure("Sent again", counted(client.duplicates, "record"));
     this.figure("Gaps since the start", count(client.gaps));
     this.figure("Written by", client.is_mirrored ? "a mirror, which pulls this copy from another hub" : "its shippers");
     this.figure("Refused batches", reasons(client.refused) || "none");
@@ -327,15 +327,15 @@ function showReaders({ readers }) {
     const row = body.rows[index] || body.appendChild(makeRow(by("readers"), ["", "number", ""]));
     say(row.cells[0], reader.name);
     say(row.cells[1], count(reader.lag));
-    say(row.cells[2], reader.tasks ? taskWords(reader.tasks) : reader.members.map((one) => `${one.process}: ${count(one.shards)} shards`).join("; ") || "-");
+    say(row.cells[2], reader.tasks ? taskWords(reader.tasks) : reader.members.map((one) => `${one.process}: ${counted(one.shards, "shard")}`).join("; ") || "-");
   });
 }
 
 function taskWords(tasks) {
   const used = `${count(tasks.used)} of ${count(tasks.window)} of the window`;
   const counts = `${count(tasks.given)} given, ${count(tasks.waiting)} waiting, ${count(tasks.retried)} retried, ${count(tasks.dead)} dead, ${used}`;
-  const workers = tasks.workers.map((one) => `${one.process}: ${count(one.tasks)} tasks`);
-  return [`${count(tasks.workers.length)} workers, ${counts}`, ...tasks.waits_for, ...workers].join("; ");
+  const workers = tasks.workers.map((one) => `${one.process}: ${counted(one.tasks, "task")}`);
+  return [`${counted(tasks.workers.length, "worker")}, ${counts}`, ...tasks.waits_for, ...workers].join("; ");
 }
 
 const PIPELINE_CELLS = ["", "", "number", "number", "number", "number", "number", ""]; // classes
