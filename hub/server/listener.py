@@ -23,7 +23,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from contextlib import suppress
 from operator import itemgetter
 
@@ -38,6 +38,7 @@ from hub.server.limits import Address, ConnectionTable, Limits, Peer, Reason
 from hub.server.slots import LATER, CallSlots
 from hub.server.streams import WireStream
 from hub.server.waiting_room import WaitingRoom
+from hub.server.worker_pool import WorkerPool
 from kvspool import system
 from kvspool.errors import Closed
 from kvspool.system.handles import Handle
@@ -128,7 +129,7 @@ class Listener(Handle):
             limits.received_bytes // 8,
         )
         self.slots = CallSlots(self._service, limits, self._loop)
-        self.pool: Executor = ThreadPoolExecutor(limits.threads, "hub worker")
+        self.pool: Executor = WorkerPool(limits.threads, "hub worker")
         self._thread = threading.Thread(target=self._run, name="hub listener", daemon=True)
         self._thread.start()
         return self

@@ -7,7 +7,6 @@ import errno
 import os
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, cast
@@ -31,6 +30,7 @@ from hub.server import openings
 from hub.server.admission import Admission
 from hub.server.ingest import IngestSession
 from hub.server.openings import LONGEST_WAIT, MOST, Openings
+from hub.server.worker_pool import WorkerPool
 from kvspool import system
 from kvspool.errors import Poisoned
 
@@ -347,13 +347,13 @@ def test_a_call_that_is_cancelled_as_it_ends_gives_its_shards_back(server: HubSe
     with Call(server) as call:
         assert isinstance(call.hear(), Opened)
         (job,) = server.listener.slots._jobs
-        pool = cast(ThreadPoolExecutor, server.listener.pool)
+        pool = cast(WorkerPool, server.listener.pool)
         for _ in range(server.listener.limits.threads):
             pool.submit(go_on.wait)
         try:
-            eventually(lambda: not pool._work_queue.qsize())
+            eventually(lambda: not pool._waiting)
             call.writer.done_writing()
-            eventually(lambda: pool._work_queue.qsize() == 1)
+            eventually(lambda: len(pool._waiting) == 1)
             call.reader.cancel()
             eventually(job.call.cancelled.is_set)
         finally:
