@@ -17,6 +17,7 @@ from hub.server.consumers import Consumers
 from hub.server.flight import SERVICE, Action, FlightDescriptor, encode_action_type, encode_result, only_bytes
 from hub.server.read_service import ReadService
 from hub.server.refusals import status_of
+from hub.server.steps import Step, Steps
 from kvspool.system.handles import Handle
 
 LARGEST_REQUEST = LARGEST_COMMIT + (1 << 16)  # bytes of the request of a reader
@@ -35,12 +36,14 @@ class FlightService(Handle):
         reads: ReadService,
         readers: Consumers,
         exchange: Exchange,
+        steps: Steps,
     ) -> None:
         self._root = root
         self._authentication = authentication
         self._meters = meters
         self._reads = reads
         self._readers = readers
+        self._steps = steps
         self._callers: dict[Call, Standing] = {}
         self._methods: dict[str, Exchange] = {
             f"{SERVICE}DoExchange": exchange,
@@ -57,7 +60,10 @@ class FlightService(Handle):
         try:
             caller = self._authentication.caller(call)
             principal = caller.principal
+            is_new = call.link.name is None
             call.link.authenticated(principal.name)
+            if is_new:
+                self._steps.complete(Step.CONNECT)
             call.cleanup.enter_context(self._meters.of(principal.name, principal.quota).call(call.link))
         except Exception as error:
             raise status_of(error, self._root) from None
@@ -86,6 +92,7 @@ class FlightService(Handle):
     async def _list_flights(self, call: Call, caller: Standing) -> None:
         """Send the list of clients."""
         flights = await self._reads.flights(only_bytes(await _request(call)), caller.may_list, call.run)
+        self._steps.complete(Step.LIST)
         while some := await call.run(_next, flights):
             for flight in some:
                 await call.write(flight)
@@ -111,6 +118,7 @@ class FlightService(Handle):
         kind, body = Action.parse(await _request(call))
         if kind == "changes":
             answer = await self._reads.changes(body, caller.may_read, call.run)
+            self._steps.complete(Step.LIST)
         elif kind == "server":
             answer = self._reads.about()
         elif kind in (name for name, _ in consumers.ACTIONS):

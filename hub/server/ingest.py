@@ -31,6 +31,7 @@ from hub.server.event_log import escape
 from hub.server.flight import Data, encode_data
 from hub.server.ipc import EncodedBatch
 from hub.server.shard_index import is_scarce
+from hub.server.steps import Step, Steps
 from hub.server.workers import Workers
 from kvspool import system
 from kvspool.errors import KvspoolError
@@ -165,14 +166,22 @@ class IngestSession:
 
 
 class Exchange(Handle):
-    """The messages of one call. flushers: for flushing at the level "disk"; turn: waits until the call may be opened."""
+    """The messages of one call. flushers: for flushing at the level "disk"; turn: waits until the call may be opened; steps: gets those
+    that the call completes.
+    """
 
     def __init__(
-        self, call: Call, session: IngestSession, flushers: Workers, turn: Callable[[], AbstractAsyncContextManager[None]]
+        self,
+        call: Call,
+        session: IngestSession,
+        flushers: Workers,
+        turn: Callable[[], AbstractAsyncContextManager[None]],
+        steps: Steps,
     ) -> None:
         self._call = call
         self._turn = turn
         self._session = session
+        self._steps = steps
         self._has_schema = False
         self._flushes = FlushRequests(lambda stored: self._flush(stored, flushers)) if session.level == "disk" else None
 
@@ -187,6 +196,7 @@ class Exchange(Handle):
                 async with self._turn():
                     answers = await self._call.run(self._session.open, taken)
             await self._answer(answers)
+            self._steps.complete(Step.OPEN)
             is_done = await self._listen(first)
             await self._acknowledge()
             if self._flushes is not None:
@@ -261,6 +271,8 @@ class Exchange(Handle):
     async def _answer(self, messages: list[FromHub]) -> None:
         for message in messages:
             await self._call.write(encode_data(metadata=ingest.encode(message)))
+            if isinstance(message, Acknowledged) and message.places:
+                self._steps.complete(Step.STORE)
 
 
 class FlushRequests(Handle):

@@ -52,6 +52,7 @@ from hub.server.pipelines import Pipelines
 from hub.server.probe import PRINCIPAL, Probe, ProbedAddress
 from hub.server.read_service import ReadService
 from hub.server.recent import RecentReader
+from hub.server.steps import Steps
 from hub.server.tls import server_context
 from hub.server.workers import Workers
 from kvspool import system
@@ -68,7 +69,7 @@ ROUND = 1.0  # seconds between two checks of certificates and stored bytes
 COUNTED_AT_ONCE = 64  # shards that are counted per round
 REST = 0.5  # seconds without a shipper's call that is being opened, after which the first count continues
 LONGEST_DELAY = 60.0  # seconds, of that count
-FIRST_COUNT = 5.0  # seconds for which a status waits for the first count of all shards
+FIRST_COUNT = 5.0  # seconds after the start until which a status waits for the first count of all shards
 PAUSE = 50  # times the duration of adding up the stored bytes, before the next time
 FLUSHES = 16  # concurrent flushes at the level "disk"
 SHARES = 8  # batches of the largest size that the memory of a hub must suffice for
@@ -111,6 +112,7 @@ class HubServer(Handle):
         self.certificates = certificates
         self.clients = Clients()
         self.openings = Openings()
+        self.steps = Steps()
         self.catalogue = Catalogue(self.root)
         self.read_service = ReadService(self.root, level, self.catalogue)
         self.consumers = Consumers(self.read_service.index)
@@ -127,7 +129,7 @@ class HubServer(Handle):
         self.authentication = Authentication(access, uses_certificates=certificates is not None and certificates.authority is not None)
         self.recent = RecentReader(self.authentication, self.read_service.index)
         self.service = FlightService(
-            self.root, self.authentication, self.meters, self.read_service, self.consumers, self._exchange
+            self.root, self.authentication, self.meters, self.read_service, self.consumers, self._exchange, self.steps
         )
         self.listener = Listener(
             self.service,
@@ -137,7 +139,7 @@ class HubServer(Handle):
             on_event=self._log_cut,
         )
         self._flushers = Workers(FLUSHES, "hub flush")
-        self.probe = Probe(self.root, self.read_service.index, self._probed_address) if probes else None
+        self.probe = Probe(self.root, self.read_service.index, self._probed_address, self.steps) if probes else None
         self._probe_token = access.add_own(PRINCIPAL, self.probe.client) if self.probe is not None else None
         self._largest = largest_batch
         self._context: ssl.SSLContext  # of new connections
@@ -145,6 +147,7 @@ class HubServer(Handle):
         self._is_outdated = False  # the served certificates are no longer the newest ones
         self._exchange_error = ""
         self._started = 0
+        self._counts_until = 0.0  # when a status no longer waits for the first count
         self._adds_up_at = 0.0  # the stored bytes of the principals
         self._is_over = threading.Event()
         self._is_counted = threading.Event()  # every shard was counted once
@@ -157,6 +160,7 @@ class HubServer(Handle):
         self._serve_certificates()
         self.listener.start()
         self._started = system.port.now()
+        self._counts_until = system.port.monotonic() + FIRST_COUNT
         self.store.count(0)
         self._keeper.start()
         if self.probe is not None:
@@ -207,7 +211,7 @@ class HubServer(Handle):
             try:
                 await call.run(guard.begin, opening.client, opening.bits, take_over)
                 session = IngestSession(store, self.level, guard, opening, self.clients.of(opening.client), self._largest)
-                await self._ship(Exchange(call, session, self._flushers, turn), opening, first, opened)
+                await self._ship(Exchange(call, session, self._flushers, turn, self.steps), opening, first, opened)
             except asyncio.CancelledError:
                 if call.cancelled.is_set() or not guard.is_superseded:
                     raise
@@ -319,7 +323,7 @@ class HubServer(Handle):
     def status(self) -> HubStatus:
         """Return the hub's current state. Just after the start it waits for the first count of all shards, but not for long."""
         if self._keeper.is_alive():
-            self._is_counted.wait(FIRST_COUNT)
+            self._is_counted.wait(max(0.0, self._counts_until - system.port.monotonic()))
         space = os.statvfs(self.root)
         cut = self.listener.stats()
         return HubStatus(

@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from clocks import StoppedClock
 from serving import HubServer
-from shipping import eventually
+from shipping import LOG, eventually, numbered
 
 import hub
 import kvspool
+from hub.client.connection import Connection, Security
 from hub.client.remote import RemoteHub
-from hub.errors import NotAllowed
+from hub.errors import HubError, NotAllowed
+from hub.protocol.ingest import VERSION, Opening, Put, ShippedLog
+from hub.root.stored_shard import Shard
 from hub.security import authority
 from hub.security.access import Access
 from hub.security.certificates import Certificates
 from hub.server import probe as probes
 from hub.server.probe import Probe
 from hub.server.shard_index import ShardIndex
+from hub.server.steps import Step, Steps
 from kvspool import system
 from kvspool.cli import main
+
+INTERVAL = probes.INTERVAL
 
 
 @pytest.fixture
@@ -126,28 +133,171 @@ def test_a_hub_that_hangs_in_its_work_is_unhealthy_until_it_works_again(root: Pa
         eventually(lambda: server.status().error == "")
 
 
-def test_a_hub_is_unhealthy_less_than_ten_seconds_after_the_last_probe_that_succeeded(root: Path) -> None:
+def test_a_hub_is_unhealthy_less_than_ten_seconds_after_the_last_probe_that_succeeded(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the second between two samples of the page."""
     clock = StoppedClock()
     with system.replaced(clock):
         index = ShardIndex(root)
-        probe = Probe(root, index, lambda: probes.ProbedAddress(None))
+        probe = Probe(root, index, lambda: probes.ProbedAddress(None), Steps())
         try:
             probe.probe()
+            clock.pass_(100)
+            assert probe.trouble() == "", "no probe has begun since"
+            fail_to_take(probe, monkeypatch)
             clock.pass_(probes.LIMIT)
             assert probe.trouble() == ""
             clock.pass_(0.5)
-            assert "is not answered" in probe.trouble()
-            assert probes.LIMIT + 0.5 + 1 < 10
+            assert "it has opened no call of a shipper, and its own probe is not answered" in probe.trouble()
+            assert INTERVAL + probes.LIMIT + 0.5 + 1 < 10
         finally:
             probe.close()
             index.close()
 
 
+def fail_to_take(probe: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a probe fail to open its shard."""
+
+    def fail(*_: object) -> None:
+        raise OSError("no shard")
+
+    monkeypatch.setattr(probe.store, "take", fail)
+    with pytest.raises(OSError, match="no shard"):
+        probe.probe()
+
+
+def test_probes_that_fail_one_after_the_other_wait_since_the_first_one_and_a_client_that_is_served_proves_the_hub_alive(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, steps = StoppedClock(), Steps()
+    with system.replaced(clock):
+        index = ShardIndex(root)
+        probe = Probe(root, index, lambda: probes.ProbedAddress(None), steps)
+        try:
+            for _ in range(3):
+                fail_to_take(probe, monkeypatch)
+                clock.pass_(probes.LIMIT / 2)
+            assert probe.trouble()
+            for step in (Step.CONNECT, Step.LIST, Step.STORE):
+                steps.complete(step)
+            assert probe.trouble(), "that is other work"
+            steps.complete(Step.OPEN)
+            assert probe.trouble() == ""
+            clock.pass_(probes.LIMIT + 1)
+            assert probe.trouble(), "no client was served since"
+        finally:
+            probe.close()
+            index.close()
+
+
+# A hub whose clients are served, while its probe waits.
+
+
+def list_clients(server: HubServer) -> None:
+    """Connect and list, as a reader."""
+    with RemoteHub(server.location) as remote:
+        remote.clients()
+
+
+def ship(server: HubServer) -> None:
+    """Connect and store a record, as a shipper."""
+    with Connection(server.location, Security(), Opening(VERSION, "client", 0, [ShippedLog(0, LOG, 1)])) as connection:
+        connection.put(Put(0, 0, 0, 1, True), numbered(0, 1).batch)
+        while not connection.stored:
+            connection.hear()
+        connection.finish()
+
+
+@contextmanager
+def again_and_again(work: Callable[[HubServer], None], server: HubServer) -> Iterator[None]:
+    """Work on another thread until the end of the `with` block."""
+    is_over = threading.Event()
+
+    def run() -> None:
+        while not is_over.is_set():
+            with suppress(HubError):
+                work(server)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def hold_up(step: Step, server: HubServer, is_held: threading.Event, patched: pytest.MonkeyPatch) -> None:
+    """Let the probe wait in a step, and nothing else in the hub."""
+    assert server.probe is not None
+    index, store, put = server.read_service.index, server.probe.store, Shard.put
+
+    def wait() -> None:
+        while is_held.is_set():
+            threading.Event().wait(0.01)
+
+    if step is Step.CONNECT:
+        refused = server.listener.address[0], 1  # where no hub listens
+        address = f"grpc://{refused[0]}:{refused[1]}"
+        patched.setattr(server.probe, "_address", lambda: probes.ProbedAddress(address))
+    elif step is Step.LIST:
+        changes = index.changes
+
+        async def late(*arguments: Any) -> Any:
+            await arguments[-1](wait)
+            return await changes(*arguments)
+
+        patched.setattr(index, "changes", late)
+    elif step is Step.OPEN:
+        take = store.take
+
+        def take_late(*arguments: Any) -> Any:
+            wait()
+            return take(*arguments)
+
+        patched.setattr(store, "take", take_late)
+    else:
+
+        def put_late(shard: Shard, *arguments: Any) -> Any:
+            if shard.path.is_relative_to(store.root):
+                wait()
+            return put(shard, *arguments)
+
+        patched.setattr(Shard, "put", put_late)
+
+
+@pytest.mark.parametrize(
+    ("step", "work"), [(Step.CONNECT, list_clients), (Step.LIST, list_clients), (Step.OPEN, ship), (Step.STORE, ship)]
+)
+def test_a_hub_that_serves_clients_while_its_probe_waits_is_healthy_and_unhealthy_once_it_serves_none(
+    root: Path, monkeypatch: pytest.MonkeyPatch, step: Step, work: Callable[[HubServer], None]
+) -> None:
+    monkeypatch.setattr(probes, "LIMIT", 1.0)
+    is_held = threading.Event()
+    is_held.set()
+    with HubServer(root, probes=True) as server, monkeypatch.context() as patched:
+        probe = server.probe
+        assert probe is not None
+        succeeds(server)
+        with again_and_again(work, server):
+            served = server.steps.last(step)
+            hold_up(step, server, is_held, patched)
+            eventually(lambda: step in probe._waits)
+            while system.port.monotonic() < probe._waits[step] + 3 * probes.LIMIT:
+                last, trouble = server.steps.last(step), probe.trouble()
+                # A machine that is busy with other work may not have served a client for so long.
+                assert not trouble or system.port.monotonic() > last + probes.LIMIT
+                threading.Event().wait(0.01)
+            assert server.steps.last(step) > served
+        eventually(lambda: f"it has {step}" in server.status().error)
+        is_held.clear()
+        patched.undo()
+        eventually(lambda: server.status().error == "")
+
+
 @pytest.fixture
 def without_network(root: Path) -> Iterator[Probe]:
     index = ShardIndex(root)
-    probe = Probe(root, index, lambda: probes.ProbedAddress(None))
+    probe = Probe(root, index, lambda: probes.ProbedAddress(None), Steps())
     yield probe
     probe.close()
     index.close()
