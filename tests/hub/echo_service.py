@@ -21,10 +21,10 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
 class EchoService:
-    """`begun`, `cancelled` and `ended` count handlers. Calls with a header "token: wrong" are not admitted."""
+    """`begun`, `blocked`, `cancelled` and `ended` count handlers. Calls with a header "token: wrong" are not admitted."""
 
     def __init__(self) -> None:
-        self.begun = self.cancelled = self.ended = 0
+        self.begun = self.blocked = self.cancelled = self.ended = 0
         self.changed = threading.Condition()
         self.calls: list[Call] = []
         self.gate = threading.Event()  # for the method Block
@@ -90,7 +90,11 @@ class EchoService:
 
     async def block(self, call: Call) -> None:
         """Block a thread until `gate` is open."""
-        await call.run(self.gate.wait)
+        await call.run(self._wait_for_gate)
+
+    def _wait_for_gate(self) -> None:
+        self._count("blocked")
+        self.gate.wait()
 
     async def fail(self, call: Call) -> None:
         """Raise an unforeseen error."""

@@ -165,7 +165,7 @@ def test_a_closed_connection_ends_its_handlers(served: Any) -> None:
 def test_a_handler_in_a_thread_is_waited_for_and_its_call_is_cancelled(served: Any) -> None:
     listener, service, channel = served
     call = channel.unary_unary("/test/Block").future(b"", timeout=60)
-    service.wait("begun", 1)
+    service.wait("blocked", 1)
     call.cancel()
     assert service.calls[0].cancelled.wait(60)
     assert listener.stats().calls == 1 and service.ended == 0
