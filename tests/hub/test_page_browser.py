@@ -251,7 +251,7 @@ def test_trouble_is_readable_too_and_nothing_moves_with_reduced_motion(look: Cal
         expect(tab.get_by_role("alert")).to_contain_text("it hurts")
         table = tab.get_by_role("table", name="Readers and groups")
         expect(table).to_contain_text("spark")
-        expect(table).to_contain_text("1 workers, 2 given, 7 waiting, 4 retried, 3 dead, 5 of 64 of the window; it is full; process 7: 2")
+        expect(table).to_contain_text("1 worker, 2 given, 7 waiting, 4 retried, 3 dead, 5 of 64 of the window; it is full; process 7: 2")
         texts, poor = tab.evaluate(POOR_CONTRASTS)
         assert texts > 50 and poor == []
         assert tab.evaluate("document.getAnimations().length") == 0

@@ -213,7 +213,7 @@ def test_what_can_not_be_written_is_said_before_any_task_runs(spark: SparkSessio
         ("log", {"topic": "other"}, "is one log, so its topic is 'log', not 'other'; leave option topic out"),
         ("log", {"prefix": "p"}, "is one log, not a root of shards: options prefix and bits have no meaning there"),
         ("log", {"bits": "1"}, "is one log, not a root of shards: options prefix and bits have no meaning there"),
-        ("none/new", {"bits": "1"}, "No such file or directory"),
+        ("none/new", {"bits": "1"}, "none is not a directory; create it first"),
     ],
 )
 def test_where_nothing_can_be_written_is_said(odd_root: Path, name: str, options: dict[str, str], words: str) -> None:
