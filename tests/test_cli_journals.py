@@ -177,7 +177,7 @@ def test_verify_and_repair(run: Run, log: Journal) -> None:
 
 
 def test_doctor(run: Run, log: Journal) -> None:
-    found = {check.name: check for check in checks.of_log(log.path, [])}
+    found = {check.name: check for check in checks.of_log(log.path)}
     assert found["records"].found == "35 read, whole and in order; there are no checksums"
     before = sorted(log.path.rglob("*"))
     list(checks.of_place(log.path))
@@ -186,7 +186,7 @@ def test_doctor(run: Run, log: Journal) -> None:
     (log.path / "jnl.lck").unlink()
     path = log.path / "jnl/000000000000001e.jnl"
     path.write_bytes(path.read_bytes()[:SIZE] + b"\xff" * 100)
-    (check,) = (check for check in checks.of_log(log.path, []) if check.name == "log")
+    (check,) = (check for check in checks.of_log(log.path) if check.name == "log")
     assert check.state == "fail" and f"kvspool repair {log.path}" in check.advice
 
 

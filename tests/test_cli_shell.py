@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from commands import Run
 
-from kvspool.cli import completion, plugins
+from kvspool.cli import completion
 from kvspool.cli.command import make_parser
 
 TRIES = {
@@ -39,7 +39,7 @@ complete -C "kvspool {line}"
 def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with the script for each shell, and a file to complete."""
     place = tmp_path_factory.mktemp("scripts")
-    parser = make_parser(plugins.load())
+    parser = make_parser()
     for shell, script in completion.SCRIPTS.items():
         (place / f"{shell}.script").write_text(script(parser))
     (place / "events").touch()
@@ -73,7 +73,7 @@ def test_a_shell_completes_commands_options_values_and_files(scripts: Path, shel
 
 
 def test_every_option_of_every_command_is_in_the_scripts_and_pages(tmp_path: Path, run: Run) -> None:
-    parser = make_parser(plugins.load())
+    parser = make_parser()
     assert run("man", tmp_path).out == f"wrote {len(list(tmp_path.iterdir()))} pages to {tmp_path}\n"
     scripts = {shell: script(parser) for shell, script in completion.SCRIPTS.items()}
     count = 0
@@ -107,7 +107,7 @@ def test_a_page_shows_lines_that_troff_would_obey(capsys: pytest.CaptureFixture[
     assert "--x" not in shown and "\\-\\-x" not in shown
 
 
-COMMANDS = dict(completion.commands(make_parser(plugins.load())))
+COMMANDS = dict(completion.commands(make_parser()))
 
 
 @pytest.mark.parametrize("command", [name for name in COMMANDS if name != "kvspool"])

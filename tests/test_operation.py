@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from kvspool.cli import plugins
 from kvspool.cli.command import make_parser
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -82,7 +81,7 @@ def test_the_container_runs_a_command_that_exists_with_options_that_it_has() -> 
     text = (ROOT / "Containerfile").read_text(encoding="utf-8").replace("\\\n", "")
     found = {word: json.loads(line) for word, line in re.findall(r"^(ENTRYPOINT|CMD) +(\[.*\])$", text, re.MULTILINE)}
     assert found["ENTRYPOINT"] == ["kvspool"]
-    arguments = make_parser(plugins.load()).parse_args(found["CMD"])
+    arguments = make_parser().parse_args(found["CMD"])
     assert str(arguments.root).startswith("/var/lib/kvspool/") and arguments.listen == ("0.0.0.0", 7070)
     assert arguments.page == ("127.0.0.1", 7071) and "127.0.0.1:7071/healthz" in text  # the health check
     assert "kvspool[hub] @" in text and "USER 10001" in text

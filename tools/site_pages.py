@@ -9,7 +9,6 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from kvspool.cli import plugins
 from kvspool.cli.command import make_parser
 from kvspool.cli.completion import commands
 
@@ -53,6 +52,6 @@ def _on_the_site(folder: Path, target: str, depth: int) -> str:
 def _help() -> str:
     """Return a section for each command, with the text that `--help` prints."""
     parts = []
-    for path, parser in commands(make_parser(plugins.load())):
+    for path, parser in commands(make_parser()):
         parts += [f"## {path}", "```text", COLOUR.sub("", parser.format_help()).strip(), "```"]
     return "\n\n".join(parts).replace("```text\n\n", "```text\n").replace("\n\n```", "\n```")

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import closing
 from importlib import metadata
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Literal
 
 import msgspec
@@ -73,13 +72,13 @@ def of_place(path: Path) -> Iterator[Check]:
         yield _wakeups(Path(file.name))
 
 
-def of_log(path: Path, found: list[ModuleType]) -> Iterator[Check]:
+def of_log(path: Path) -> Iterator[Check]:
     """Open the log and read all of it, which checks every record's checksum."""
     try:
         if queue.is_queue(path):
             yield _queue(path)
             return
-        with plugins.opened(path, found) as log:
+        with plugins.opened(path) as log:
             yield from _sync_errors(log.stats())
             yield from _records(log)
     except LogNotFound:

@@ -10,50 +10,20 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from collections.abc import Callable
-from types import ModuleType
+from collections.abc import Callable, Iterable
+from importlib import import_module
+from typing import Any
 
 import kvspool
-from kvspool.cli import (
-    append,
-    archive,
-    completion,
-    copy,
-    create,
-    doctor,
-    du,
-    export,
-    get,
-    group,
-    import_,
-    ls,
-    man,
-    mv,
-    output,
-    plugins,
-    producers,
-    queue,
-    read,
-    readers,
-    repair,
-    resize,
-    rm,
-    salvage,
-    stats,
-    sync,
-    tail,
-    tasks,
-    trim,
-    verify,
-    work,
-)
+from kvspool.cli import output, plugins
 from kvspool.cli.parsing import Parser
 from kvspool.cli.words import of_command
 from kvspool.errors import KvspoolError, MissingExtra
 
+# Their modules; that of `import` can't have its name.
 COMMANDS = (
-    *(create, append, sync, read, tail, get, export, import_, copy, readers, group, tasks, work, producers, trim),
-    *(resize, mv, rm, ls, du, stats, verify, repair, salvage, archive, queue, doctor, completion, man),
+    *("create", "append", "sync", "read", "tail", "get", "export", "import_", "copy", "readers", "group", "tasks", "work", "producers"),
+    *("trim", "resize", "mv", "rm", "ls", "du", "stats", "verify", "repair", "salvage", "archive", "queue", "doctor", "completion", "man"),
 )
 
 DESCRIPTION = """\
@@ -107,11 +77,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(argv: list[str] | None) -> int:
-    found = plugins.load()
-    parser = make_parser(found)
-    arguments = parser.parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    arguments = _parser_for(words).parse_args(words)
     if arguments.run is None:
-        parser.print_help(sys.stderr)
+        arguments.parser.print_help(sys.stderr)
         return 2
     try:
         return int(arguments.run(arguments))
@@ -126,13 +95,31 @@ def _extra(run: Callable[[Namespace], int]) -> str:
     return str(names["EXTRA"])
 
 
-def make_parser(found: list[ModuleType]) -> Parser:
-    """Return the parser; it sets `arguments.run` to the command's function, `plugins` to the modules found, and `parser` to itself."""
+def make_parser() -> Parser:
+    """Return the parser of all commands, also of plugins. It sets `arguments.run` to the command's function, and `parser` to itself."""
+    parser, subparsers = _make_parser(COMMANDS)
+    plugins.add_commands(subparsers)
+    return parser
+
+
+def _parser_for(words: list[str]) -> Parser:
+    """Return a parser that knows the command in the first word, or all commands: the imports of all take 0.2 s."""
+    word = words[0] if words else ""
+    named = [name for name in COMMANDS if word == name.removesuffix("_")]
+    parser, subparsers = _make_parser(named)
+    if not named and word[:1] not in ("", "-"):
+        plugins.add_commands(subparsers)
+    return parser if word in subparsers.choices else make_parser()
+
+
+def _make_parser(names: Iterable[str]) -> tuple[Parser, Any]:
+    """Return a parser of these commands, and argparse's object for adding more."""
     parser = Parser(prog="kvspool", description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument("--version", action="version", version=f"kvspool {kvspool.__version__}")
-    parser.set_defaults(run=None, plugins=found, parser=parser)
+    parser.set_defaults(run=None, parser=parser)
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
-    for command in COMMANDS:
+    for name in names:
+        command = import_module(f"kvspool.cli.{name}")
         subparser = subparsers.add_parser(
             command.NAME,
             aliases=getattr(command, "ALIASES", ()),
@@ -142,8 +129,7 @@ def make_parser(found: list[ModuleType]) -> Parser:
         )
         command.add_arguments(subparser)
         subparser.set_defaults(run=command.run)
-    plugins.add_commands(subparsers, found)
-    return parser
+    return parser, subparsers
 
 
 def _sentence(error: OSError) -> str:

@@ -6,6 +6,8 @@ import argparse
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from kvspool.cli.command import make_parser
+
 if TYPE_CHECKING:
     from kvspool.cli.parsing import Parser
 
@@ -96,7 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the script."""
-    print(SCRIPTS[arguments.shell](arguments.parser), end="")
+    print(SCRIPTS[arguments.shell](make_parser()), end="")
     return 0
 
 

@@ -33,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Check, and print the results."""
     place = Path(tempfile.gettempdir()) if arguments.path is None else arguments.path.absolute()
-    of_log = () if arguments.path is None else checks.of_log(place, arguments.plugins)
-    done = list(chain(checks.of_host(), plugins.checks(arguments.plugins), checks.of_place(place), of_log))
+    of_log = () if arguments.path is None else checks.of_log(place)
+    done = list(chain(checks.of_host(), plugins.checks(), checks.of_place(place), of_log))
     is_fit = all(check.state != "fail" for check in done)
     if arguments.json:
         output.print_json({"ok": is_fit, "checks": done})

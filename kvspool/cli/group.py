@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the groups, or reset one."""
-    with plugins.opened(arguments.path, arguments.plugins) as log:
+    with plugins.opened(arguments.path) as log:
         if not isinstance(log, HasGroups):
             raise BadInput(f"{arguments.path} is a queue; queues have no groups")
         if arguments.reset is not None:

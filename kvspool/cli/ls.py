@@ -41,13 +41,13 @@ def run(arguments: argparse.Namespace) -> int:
     for path, is_log in trees.walk(top):
         if screen is None:
             if is_log:
-                _print(trees.look(path, arguments.plugins), is_json=arguments.json)
+                _print(trees.look(path), is_json=arguments.json)
             continue
         if tree is None:
             from rich.tree import Tree
 
             tree = places[top] = Tree(output.escape(str(top)), guide_style="dim")
-        words = _words(trees.look(path, arguments.plugins)) if is_log else ""
+        words = _words(trees.look(path)) if is_log else ""
         places[path] = places[path.parent if path != top else top].add(f"{output.escape(path.name)}  {words}".rstrip())
     if tree is not None and screen is not None:
         screen.print(tree)

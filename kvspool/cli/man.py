@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import kvspool
+from kvspool.cli.command import make_parser
 from kvspool.cli.completion import commands, options
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
     directory.mkdir(parents=True, exist_ok=True)
     summaries = {"kvspool": "a log that you open like a file"}
     count = 0
-    for path, parser in commands(arguments.parser):
+    for path, parser in commands(make_parser()):
         summaries |= {f"{path} {name}": text for name, text in parser.summaries().items()}
         (directory / f"{path.replace(' ', '-')}.1").write_text(page(path, parser, summaries[path]), encoding="utf-8")
         count += 1

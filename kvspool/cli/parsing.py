@@ -6,28 +6,33 @@ import argparse
 import re
 from typing import Any, NoReturn
 
-from rich_argparse import RawDescriptionRichHelpFormatter
-
 from kvspool.cli.words import suggestion
 
 _AGE = re.compile(r"-\.?\d")
-
-
-class Formatter(RawDescriptionRichHelpFormatter):
-    """Help in colours, with line breaks as written. Square brackets are literal: none of the texts is markup."""
-
-    help_markup = False
-    text_markup = False
 
 
 class Parser(argparse.ArgumentParser):
     """A parser with the same help layout for every command, including those of plugins. It takes ages such as -5m, and knows typos."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        options.setdefault("formatter_class", Formatter)
         super().__init__(*arguments, **options)
         self._negative_number_matcher = _AGE  # values that begin with a dash
         self.input_words = ""  # of a command that reads standard input: how to give it a value
+
+    def format_help(self) -> str:
+        """Return the help, in colours for a terminal."""
+        self._set_formatter()
+        return super().format_help()
+
+    def format_usage(self) -> str:
+        """Return the usage, in colours for a terminal."""
+        self._set_formatter()
+        return super().format_usage()
+
+    def _set_formatter(self) -> None:
+        from kvspool.cli.formatter import Formatter
+
+        self.formatter_class = Formatter
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse, and report options that this command doesn't have, with its own usage."""

@@ -6,8 +6,8 @@ An entry point names a module with
     open_log(path) -> OpenLog | None     optional: open this package's log at the path, None if it isn't its own
     checks() -> Iterable[Check]          optional: its checks for `doctor`
 
-so that `read`, `tail` and `stats` open the logs of all installed packages, while this package imports nothing above it. A failing plugin
-causes one line on stderr, and the command continues.
+so that `read`, `tail` and `stats` open the logs of all installed packages, while this package imports nothing above it. Plugins are
+imported only when they are needed. A failing plugin causes one line on stderr, and the command continues.
 """
 
 from __future__ import annotations
@@ -66,18 +66,18 @@ def load() -> list[ModuleType]:
     return modules
 
 
-def add_commands(subparsers: Any, plugins: list[ModuleType]) -> None:
+def add_commands(subparsers: Any) -> None:
     """Let each plugin add its commands."""
-    for plugin in plugins:
+    for plugin in load():
         try:
             plugin.add_commands(subparsers)
         except Exception as error:
             _warn(plugin.__name__, error)
 
 
-def checks(plugins: list[ModuleType]) -> Iterator[Any]:
+def checks() -> Iterator[Any]:
     """Yield the checks of the plugins for `doctor`."""
-    for plugin in plugins:
+    for plugin in load():
         try:
             yield from plugin.checks() if hasattr(plugin, "checks") else ()
         except Exception as error:
@@ -85,20 +85,20 @@ def checks(plugins: list[ModuleType]) -> Iterator[Any]:
 
 
 @contextmanager
-def opened(path: Path, plugins: list[ModuleType]) -> Iterator[OpenLog]:
+def opened(path: Path) -> Iterator[OpenLog]:
     """Open the log at `path`, kvspool's or a plugin's, for the `with` block. Raises the errors of `kvspool.open` if no plugin knows it."""
-    log = _open(path, plugins)
+    log = _open(path)
     try:
         yield log
     finally:
         log.close()
 
 
-def _open(path: Path, plugins: list[ModuleType]) -> OpenLog:
+def _open(path: Path) -> OpenLog:
     try:
         return QueueLog(queue.open(path)) if queue.is_queue(path) else kvspool.open(path)
     except NotALog:
-        for plugin in plugins:
+        for plugin in load():
             log = _ask(plugin, path)
             if log is not None:
                 return log

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the producers, or forget some."""
-    with plugins.opened(arguments.path, arguments.plugins) as log:
+    with plugins.opened(arguments.path) as log:
         if not isinstance(log, kvspool.Log):
             raise BadInput(f"{arguments.path} holds several logs, or is a queue; producers belong to one spool or journal")
         if arguments.forget:

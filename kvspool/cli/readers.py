@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the readers, or set or delete one."""
-    with plugins.opened(arguments.path, arguments.plugins) as log:
+    with plugins.opened(arguments.path) as log:
         if not isinstance(log, kvspool.Log):
             raise BadInput(f"{arguments.path} holds several logs, or is a queue; readers belong to one of them")
         if arguments.set is not None:

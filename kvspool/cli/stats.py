@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the statistics."""
-    with plugins.opened(arguments.path, arguments.plugins) as log:
+    with plugins.opened(arguments.path) as log:
         if arguments.watch:
             watch.run(log, arguments.interval, is_json=arguments.json)
         stats = log.stats()

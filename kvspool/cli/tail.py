@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the last records, then new ones."""
-    with plugins.opened(arguments.path, arguments.plugins) as log:
+    with plugins.opened(arguments.path) as log:
         isolation = options.isolation(arguments)
         given = arguments.since if arguments.start is None else arguments.start
         if given is not None:

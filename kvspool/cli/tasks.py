@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the lists or dead letters, or put these back."""
-    with plugins.opened(arguments.path, arguments.plugins) as log:
+    with plugins.opened(arguments.path) as log:
         if not isinstance(log, HasTasks):
             raise BadInput(f"{arguments.path} is a queue; queues have no tasks")
         if arguments.dead or arguments.requeue:

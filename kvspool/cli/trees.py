@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import ModuleType
 from typing import NamedTuple
 
 from kvspool.cli import plugins
@@ -43,11 +42,11 @@ def walk(top: Path) -> Iterator[tuple[Path, bool]]:
             yield from below
 
 
-def look(path: Path, found: list[ModuleType]) -> FoundLog:
+def look(path: Path) -> FoundLog:
     """Return what is known about a log, also if it can't be opened."""
     usage = usage_of(path)
     try:
-        with plugins.opened(path, found) as log:
+        with plugins.opened(path) as log:
             stats = log.stats()
     except (KvspoolError, OSError) as error:
         return FoundLog(path, "?", usage, problem=str(error))

@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the workers, and print a summary."""
-    with plugins.opened(arguments.path, arguments.plugins) as log:
+    with plugins.opened(arguments.path) as log:
         if not isinstance(log, HasTasks):
             raise BadInput(f"{arguments.path} is a queue; queues have no tasks")
         with log.tasks(
