@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from typing import Any
 
 from kvspool import system
@@ -54,13 +55,19 @@ class WorkerPool(Executor, Handle):
         self._is_closed = False
 
     def submit(self, call: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
-        """Call a function on a thread, and return the future of its result. Raises RuntimeError after `shutdown`."""
+        """Call a function on a thread, and return the future of its result.
+
+        Raises RuntimeError after `shutdown`, and if the system permits no thread at all.
+        """
         work = _Work(lambda: call(*arguments, **named))
         with self._changed:
             if self._is_closed:
                 raise RuntimeError("the pool was shut down")
             self._waiting.append(work)
             self._call_thread()
+            if not self._threads:
+                self._waiting.remove(work)
+                raise RuntimeError("the system permits no thread for this work; increase its limit, such as TasksMax of systemd")
         return work.future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -77,13 +84,15 @@ class WorkerPool(Executor, Handle):
         """With the lock: let a thread take the next work, or watch the present one, unless another thread does that."""
         if self._is_called or (self._began and self._is_watched):
             return
-        self._is_called = self._idle > 0 or len(self._threads) < self._most
         if self._idle:
+            self._is_called = True
             self._changed.notify()
-        elif self._is_called:
+        elif len(self._threads) < self._most:
             thread = threading.Thread(target=self._run, name=f"{self._name} {len(self._threads)}", daemon=True)
-            self._threads.append(thread)
-            thread.start()
+            with suppress(RuntimeError):  # the system permits no more threads: present ones do the work, but later
+                thread.start()
+                self._threads.append(thread)
+                self._is_called = True
 
     def _run(self) -> None:
         own = threading.current_thread()
@@ -107,6 +116,7 @@ class WorkerPool(Executor, Handle):
                         self._call_thread()
                     return work
                 if not self._waiting and self._is_closed:
+                    self._changed.notify_all()  # another thread may wait for the end of work that was the last
                     return None
                 self._wait(patience)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future
 
 import pytest
-from shipping import PATIENCE
+from shipping import PATIENCE, eventually
 
 from hub.server import worker_pool
 from hub.server.worker_pool import WorkerPool
@@ -115,6 +115,51 @@ def test_a_pool_that_is_shut_down_may_drop_work() -> None:
     assert first.result(PATIENCE)
     with pytest.raises(CancelledError):
         second.result()
+
+
+def test_the_threads_of_a_pool_that_is_shut_down_while_work_waits_all_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_pool, "QUICK", 0.0)
+    pool = WorkerPool(3, "tested")
+    many = [blocked(pool) for _ in range(3)]
+    for _, has_begun, may_end in many:
+        assert has_begun.wait(PATIENCE)
+        may_end.set()
+    eventually(lambda: pool._idle == 3)
+    monkeypatch.setattr(worker_pool, "QUICK", 10 * PATIENCE)
+    first, has_begun, may_end = blocked(pool)
+    assert has_begun.wait(PATIENCE)
+    last = pool.submit(pow, 3, 2)  # one thread watches the first work now, and another one waits without an end
+    eventually(lambda: pool._is_watched)
+    pool.shutdown(wait=False)
+    threading.Event().wait(0.1)  # both have found that this work may not begin yet
+    may_end.set()
+    assert (first.result(PATIENCE), last.result(PATIENCE)) == (True, 9)
+    for thread in pool._threads:
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+
+
+def test_work_is_done_by_fewer_threads_where_the_system_permits_no_more(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="permits no thread"):
+            pool.submit(pow, 2, 2)
+    first, has_begun, may_end = blocked(pool)
+    assert has_begun.wait(PATIENCE)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        second = pool.submit(pow, 2, 2)
+    assert not second.done()
+    may_end.set()
+    assert (first.result(PATIENCE), second.result(PATIENCE)) == (True, 4)
+    slow = [blocked(pool) for _ in range(4)]
+    for future, has_begun, may_end in slow:
+        assert has_begun.wait(PATIENCE), "it starts threads again"
+        may_end.set()
+        assert future.result(PATIENCE)
 
 
 def test_many_callers_get_their_results(pool: WorkerPool) -> None:
