@@ -6,13 +6,13 @@ import argparse
 import logging
 import os
 import resource
-import signal
 import sys
 import threading
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hub.cli import signals
 from hub.root.root import HubRoot
 from hub.server.limits import Limits
 from kvspool.cli import options, output
@@ -36,7 +36,6 @@ EXAMPLES = """\
       --certificate /etc/kvspool/server.pem --key /etc/kvspool/server.key
   kvspool hub serve --root flights --anonymous          for this host only, at 127.0.0.1:7070"""
 
-LOOK = 0.5  # seconds between two looks for a signal
 LIMITS = (
     f"limits of connections: connections ({Limits().connections}), connections_per_principal ({Limits().connections_per_principal}), "
     f"idle_seconds ({Limits().idle_seconds:g}), and others, see docs/hub.md"
@@ -117,16 +116,13 @@ def run(arguments: argparse.Namespace) -> int:
     HubRoot.open(arguments.root).close()
     _raise_descriptors()
     is_over = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: is_over.set())
-    with ExitStack() as stack:
+    with signals.stopping(is_over.set), ExitStack() as stack:
         hub = stack.enter_context(_server(arguments))
         said = {"location": hub.location, "root": str(hub.root), "level": hub.level}
         if not arguments.no_page:
             said["page"] = _page(hub, arguments, stack)
         _say(said, arguments.json)
-        while not is_over.wait(LOOK):
-            pass  # Python calls a handler in this thread only, and nothing wakes it for a signal that another thread has received
+        signals.wait(is_over)
     return 0
 
 

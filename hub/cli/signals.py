@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+LOOK = 0.5  # seconds between two looks for a signal
 
 
 @contextmanager
@@ -16,3 +19,12 @@ def stopping(stop: Callable[[], object]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def wait(is_over: threading.Event) -> None:
+    """Wait for an event that `stopping` sets. Use it in the main thread.
+
+    Python calls handlers in this thread only, and nothing wakes it for a signal that another thread has received.
+    """
+    while not is_over.wait(LOOK):
+        pass
