@@ -92,8 +92,14 @@ class EncodedBatch(NamedTuple):
 
 
 def _decompressed(codec: str, data: pa.Buffer, size: int) -> pa.Buffer:
-    """Return a buffer of exactly this size: a codec of Arrow returns memory that it hasn't written, if the data is shorter."""
+    """Return a buffer of exactly this size. Nothing else that is as large is allocated, whatever the data says.
+
+    Arrow's codec of lz4 returns memory that it hasn't written if the data is shorter, so a stream is read. A stream of zstd would allocate
+    a window, whose size the data declares: up to 128 MiB.
+    """
     try:
+        if codec == "zstd":
+            return pa.decompress(data, size, codec)
         with pa.CompressedInputStream(pa.BufferReader(data), codec) as stream:
             found = stream.read_buffer(size + 1)
     except (pa.ArrowException, OSError, ValueError) as error:

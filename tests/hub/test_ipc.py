@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pyarrow as pa
@@ -78,6 +80,40 @@ def test_the_room_for_a_compressed_batch_is_known_before_it_is_decompressed(code
     encoded = EncodedBatch.parse(*message(rows, codec), columns.SCHEMA)
     assert len(encoded.body) < 1 << 17
     assert 1 << 20 < encoded.allocated < (1 << 20) + 200
+
+
+def zeros(size: int, window: int) -> bytes:
+    """Return a frame of zstd that becomes so many zeros, a multiple of 128 KiB, and asks for a window of 1 << `window` bytes."""
+    blocks = range(size >> 17, 0, -1)
+    frame = b"\x28\xb5\x2f\xfd\0" + bytes([(window - 10) << 3])
+    return frame + b"".join(((left == 1) | 1 << 1 | 1 << 17 << 3).to_bytes(3, "little") + b"\0" for left in blocks)
+
+
+MEASURED = """
+import sys
+from pathlib import Path
+import pyarrow as pa
+from hub.server import ipc
+
+def most():
+    return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) << 10
+
+data, size = pa.py_buffer(sys.stdin.buffer.read()), int(sys.argv[2])
+Path("/proc/self/clear_refs").write_text("5")
+before = most()
+assert ipc._decompressed(sys.argv[1], data, size).size == size
+print(most() - before)
+"""
+
+
+@pytest.mark.parametrize(
+    ("codec", "data"), [("zstd", zeros(64 << 20, 27)), ("lz4", pa.compress(bytes(64 << 20), "lz4", asbytes=True))], ids=["zstd", "lz4"]
+)
+def test_a_compressed_buffer_takes_no_more_memory_than_it_declares(codec: str, data: bytes) -> None:
+    """A codec's own memory is small, also for a frame that asks for a large window."""
+    size = 64 << 20
+    done = subprocess.run([sys.executable, "-c", MEASURED, codec, str(size)], input=data, capture_output=True, timeout=60, check=True)
+    assert size <= int(done.stdout) < size + (16 << 20)
 
 
 def test_a_batch_of_the_format_s_older_version_is_read() -> None:
