@@ -308,6 +308,11 @@ class Store(ClosingHandle):
                 for client in sorted(self._counted)
             }
 
+    def shard_counts(self) -> dict[str, int]:
+        """Return the number of each client's shards."""
+        with self._lock:
+            return {client: len(counted) for client, counted in self._counted.items()}
+
     def used(self) -> dict[str, int]:
         """Return the counted bytes of each client."""
         with self._lock:

@@ -71,7 +71,7 @@ class Admission(Handle):
             raise
 
     def _known_shards(self) -> dict[str, int]:
-        return {name: len(shards) for name, shards in self._store.sizes().items() if self._principal.may_write(name)}
+        return {name: count for name, count in self._store.shard_counts().items() if self._principal.may_write(name)}
 
     def close(self) -> None:
         """Stop counting the call's shards."""

@@ -100,6 +100,10 @@ class ConnectionTable(Handle):
     def unauthenticated(self) -> int:
         return self._present - self._authenticated
 
+    def has_room(self, connections: int) -> bool:
+        """Return whether there may be so many connections more."""
+        return self._present + connections <= self._limits.connections
+
     def enter(self, peer: Peer, now: float) -> Reason | None:
         """Count one more connection, unauthenticated; or return why it is refused.
 

@@ -149,6 +149,10 @@ class Listener(Handle):
 
         self.run_soon(cut_all)
 
+    def has_room(self, connections: int, calls: int) -> bool:
+        """Return whether there may be so many connections and calls more now."""
+        return self._table.has_room(connections) and self.slots.taken + calls <= self.limits.calls
+
     def stats(self) -> ListenerStats:
         """Return the statistics so far."""
         return ListenerStats(

@@ -8,6 +8,7 @@ step meanwhile, the hub is unhealthy. When thousands of clients connect at once,
 works, and a restart would send all of them to the end of the queue.
 
 With `--client-ca` a caller needs a certificate, which the hub doesn't have for itself. Then the probe lists and stores without the network.
+So it does while clients take all connections or calls that the hub may have. A full hub refuses others, but it works.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import shutil
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,6 +40,7 @@ from shard import route
 
 PRINCIPAL = ".probe"  # no access file can have this name
 INTERVAL = 2.0  # seconds between two probes
+CONNECTIONS, CALLS = 2, 1  # of the probe, at a time
 CALL = 20.0  # seconds after which a call of the probe is ended
 LIMIT = 6.0  # seconds in a step that no client completes, after which the hub counts as unhealthy
 ENDING = 10.0  # seconds to wait for a probe in progress, at the end
@@ -121,9 +123,13 @@ class Probe(Handle):
         else:
             self._over_network(location, security)
         if self._probes % TRIMMED == 0:
-            journal: Journal = kvspool.open(self._path, format="kvj")
-            with journal:
-                journal.trim(Retention(max_bytes=0))
+            with self._step(Step.STORE):
+                self._trim()
+
+    def _trim(self) -> None:
+        journal: Journal = kvspool.open(self._path, format="kvj")
+        with journal:
+            journal.trim(Retention(max_bytes=0))
 
     @contextmanager
     def _step(self, step: Step) -> Iterator[None]:
@@ -133,8 +139,9 @@ class Probe(Handle):
         del self._waits[step]
 
     def _over_network(self, location: str, security: Security) -> None:
-        with RemoteHub(location, security=security, timeout=CALL) as remote:
+        with ExitStack() as stack:
             with self._step(Step.CONNECT):
+                remote = stack.enter_context(RemoteHub(location, security=security, timeout=CALL))
                 remote.server()
             with self._step(Step.LIST):
                 self._token = remote.changes(self._token).token
@@ -151,6 +158,7 @@ class Probe(Handle):
             connection.finish()
 
     def _within(self) -> None:
+        self._waits.pop(Step.CONNECT, None)  # no client can do more than wait for a place
         with self._step(Step.LIST):
             self._token = self._index.look(self._token, lambda client: False).token
         with self._step(Step.OPEN):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import ssl
 import threading
@@ -49,7 +50,7 @@ from hub.server.mirrors import MirrorMarks
 from hub.server.openings import Openings
 from hub.server.owners import Owners
 from hub.server.pipelines import Pipelines
-from hub.server.probe import PRINCIPAL, Probe, ProbedAddress
+from hub.server.probe import CALLS, CONNECTIONS, PRINCIPAL, Probe, ProbedAddress
 from hub.server.read_service import ReadService
 from hub.server.recent import RecentReader
 from hub.server.steps import Steps
@@ -71,6 +72,7 @@ REST = 0.5  # seconds without a shipper's call that is being opened, after which
 LONGEST_DELAY = 60.0  # seconds, of that count
 FIRST_COUNT = 5.0  # seconds after the start until which a status waits for the first count of all shards
 PAUSE = 50  # times the duration of adding up the stored bytes, before the next time
+SHOWN = 20  # times the duration of describing all clients, before the next time, if that is longer than a round
 FLUSHES = 16  # concurrent flushes at the level "disk"
 SHARES = 8  # batches of the largest size that the memory of a hub must suffice for
 _HEADERS = 1 << 16  # bytes of a message besides its batch and its metadata
@@ -149,6 +151,8 @@ class HubServer(Handle):
         self._started = 0
         self._counts_until = 0.0  # when a status no longer waits for the first count
         self._adds_up_at = 0.0  # the stored bytes of the principals
+        self._described: list[ClientStatus] = []
+        self._describes_at = -math.inf  # all clients again
         self._is_over = threading.Event()
         self._is_counted = threading.Event()  # every shard was counted once
         self._keeper = threading.Thread(target=self._keep, name="hub keeper", daemon=True)
@@ -321,7 +325,10 @@ class HubServer(Handle):
     # Maintenance.
 
     def status(self) -> HubStatus:
-        """Return the hub's current state. Just after the start it waits for the first count of all shards, but not for long."""
+        """Return the hub's current state. Just after the start it waits for the first count of all shards, but not for long.
+
+        With very many shards, the clients' figures are some seconds old: describing them takes a twentieth of a processor at most.
+        """
         if self._keeper.is_alive():
             self._is_counted.wait(max(0.0, self._counts_until - system.port.monotonic()))
         space = os.statvfs(self.root)
@@ -358,7 +365,9 @@ class HubServer(Handle):
         yield self.probe.trouble() if self.probe is not None else None
 
     def _probed_address(self) -> ProbedAddress:
-        """Return where the probe connects: to the hub's own listener, by the certificate that it serves."""
+        """Return where the probe connects: to the hub's own listener, by the certificate that it serves. Nowhere while the hub is full."""
+        if not self.listener.has_room(CONNECTIONS, CALLS):
+            return ProbedAddress(None)
         host, port = self.listener.address
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -371,6 +380,15 @@ class HubServer(Handle):
         return ProbedAddress(f"grpc+tls://{address}", Security(token, own.chain, server_name=next(iter(own.certificate.names), None)))
 
     def _client_statuses(self) -> list[ClientStatus]:
+        """Return the state of each client, or the last one for a while if it takes long."""
+        began = system.port.monotonic()
+        if began >= self._describes_at:
+            self._described = self._describe_clients()
+            pause = SHOWN * (system.port.monotonic() - began)
+            self._describes_at = began + pause if pause > ROUND else -math.inf
+        return self._described
+
+    def _describe_clients(self) -> list[ClientStatus]:
         writers = self.authentication.access.writers()
         found = []
         for name, shards in self.store.sizes().items():

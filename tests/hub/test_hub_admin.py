@@ -8,12 +8,14 @@ import re
 import socket
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import hub_statuses as statuses
 import msgspec
 import pytest
+from clocks import StoppedClock
 from commands import Run
 
 import hub
@@ -25,6 +27,7 @@ from hub.security.access import Access
 from hub.server.limits import Limits, Reason
 from hub.server.server import HubServer
 from hub.web.page import HubPage
+from kvspool import system
 from kvspool.journal import Retention
 
 Captured = pytest.CaptureFixture[str]
@@ -212,6 +215,32 @@ def test_the_first_status_after_a_start_has_the_figures_of_idle_shards(root: Pat
     with HubServer(root, access=Access.anonymous(), listen=("127.0.0.1", 0), least_free=0) as server:
         (client,) = server.status().clients
         assert (client.client, client.stored) == ("jfk", 400) and client.used > 0
+
+
+@pytest.mark.skipif(bool(os.environ.get("KVSPOOL_NO_EXTENSIONS")), reason="servers are tested with the compiled twin")
+def test_figures_of_clients_that_take_long_are_described_less_often(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, asked, seconds = StoppedClock(), [0], [0.0]
+    with closing(HubServer(root, access=Access.anonymous(), listen=("127.0.0.1", 0), least_free=0)) as server, system.replaced(clock):
+        server.store.count()
+        sizes = server.store.sizes
+
+        def slow() -> Any:
+            asked[0] += 1
+            clock.pass_(seconds[0])
+            return sizes()
+
+        monkeypatch.setattr(server.store, "sizes", slow)
+        for _ in range(3):  # quick ones are described each time
+            seconds[0] = 0.04
+            assert [one.client for one in server._client_statuses()] == ["jfk"]
+        assert asked == [3]
+        seconds[0] = 0.5
+        for _ in range(10):  # and those of half a second each ten seconds
+            server._client_statuses()
+            clock.pass_(1.0)
+        assert asked == [4]
+        server._client_statuses()
+        assert asked == [5]
 
 
 @pytest.mark.skipif(bool(os.environ.get("KVSPOOL_NO_EXTENSIONS")), reason="servers are tested with the compiled twin")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from clocks import StoppedClock
+from raw_http2 import RawClient
 from serving import HubServer
 from shipping import LOG, eventually, numbered
 
@@ -24,6 +25,7 @@ from hub.security import authority
 from hub.security.access import Access
 from hub.security.certificates import Certificates
 from hub.server import probe as probes
+from hub.server.limits import Limits
 from hub.server.probe import Probe
 from hub.server.shard_index import ShardIndex
 from hub.server.steps import Step, Steps
@@ -107,6 +109,39 @@ def test_the_probe_s_token_gives_no_other_right(root: Path, tmp_path: Path) -> N
             assert list(remote.clients()) == []
             with pytest.raises(NotAllowed):
                 list(remote.read("JFK", 0))
+
+
+@pytest.mark.parametrize("full", ["connections", "calls"])
+def test_a_hub_whose_clients_take_all_connections_or_calls_is_healthy_until_it_stores_nothing(
+    root: Path, monkeypatch: pytest.MonkeyPatch, full: str
+) -> None:
+    """Idle clients that fill a limit don't make the hub unhealthy: it works, and a restart would help no client."""
+    monkeypatch.setattr(probes, "LIMIT", 1.0)
+    limits = Limits(connections=4) if full == "connections" else Limits(calls=8, queued_calls=1, queued_seconds=0.1)
+    with HubServer(root, probes=True, limits=limits) as server, ExitStack() as stack:
+        succeeds(server)
+        for client in [stack.enter_context(RawClient(server.location)) for _ in range(4 if full == "connections" else 1)]:
+            client.begin("DoExchange", 8)
+        eventually(lambda: server.listener.stats().calls >= 8)
+        if full == "connections":
+            with pytest.raises(OSError), RawClient(server.location) as refused:
+                refused.ask("ListActions", b"")
+        succeeds(server)
+        with monkeypatch.context() as patched:
+            patched.setattr(Shard, "put", lambda *_: threading.Event().wait(3.0))
+            eventually(lambda: "it has stored no record" in server.status().error)
+        eventually(lambda: server.status().error == "")
+
+
+def test_a_hub_whose_disk_hangs_while_the_probe_trims_is_unhealthy(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probes, "LIMIT", 0.2)
+    monkeypatch.setattr(probes, "TRIMMED", 2)
+    continues = threading.Event()
+    monkeypatch.setattr(Probe, "_trim", lambda probe: continues.wait(60))
+    with HubServer(root, probes=True) as server:
+        eventually(lambda: "it has stored no record" in server.status().error)
+        continues.set()
+        eventually(lambda: server.status().error == "")
 
 
 @pytest.mark.parametrize("stage", ["list", "store"])
