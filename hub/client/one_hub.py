@@ -60,9 +60,9 @@ class OneHub(Handle):
         self._iterations = Iterations()
         self._is_closed = False
 
-    def server(self) -> ServerInfo:
-        """Return the hub's description. Raises Unreachable, NotAllowed."""
-        return self._act("server", b"", ServerInfo)
+    def server(self, timeout: float | None = None) -> ServerInfo:
+        """Return the hub's description. timeout: seconds; None: as for other calls. Raises Unreachable, NotAllowed."""
+        return self._act("server", b"", ServerInfo, timeout)
 
     def clients(self, pattern: str = "*") -> list[str]:
         """Return the ids of the clients that this user may list and that match a pattern (`*`, `?`, `[...]`), sorted.
@@ -89,7 +89,7 @@ class OneHub(Handle):
 
         wait: seconds (at most 30) to wait for a change. Raises Unreachable, NotAllowed, Malformed.
         """
-        return self._act("changes", msgspec.json.encode(Since(since, wait)), Changes, wait)
+        return self._act("changes", msgspec.json.encode(Since(since, wait)), Changes, self._timeout + wait)
 
     def commit(self, reader: str, places: Mapping[tuple[str, int], int]) -> Committed:
         """Move a durable reader at the hub: `places` has the next sequence to read by client and shard. A new reader is created, owned by
@@ -161,10 +161,11 @@ class OneHub(Handle):
                 yield metadata.next
                 return
 
-    def _act(self, kind: str, body: bytes, answer: type[T], wait: float = 0.0) -> T:
-        """Return the answer to an action."""
+    def _act(self, kind: str, body: bytes, answer: type[T], timeout: float | None = None) -> T:
+        """Return the answer to an action. timeout: seconds; None: as for all calls."""
+        timeout = self._timeout if timeout is None else timeout
         try:
-            results = list(self._client.do_action(flight.Action(kind, body), self._options(self._timeout + wait)))
+            results = list(self._client.do_action(flight.Action(kind, body), self._options(timeout)))
         except (pa.ArrowException, OSError) as error:
             raise connection.error_of(self.location, error) from None
         if len(results) != 1:

@@ -19,7 +19,8 @@ class Outage:
     """The attempts to reach one hub, with growing pauses, up to a time limit. `why`: the last error; "" while the hub answers.
 
     A failed task of Spark is repeated, usually three times, and would wait each time. An earlier attempt of a repeated task has waited. So
-    it waits only until `timeout` after the last answer to the driver, unless the hub answers.
+    it waits only until `timeout` after the last answer to the driver, unless the hub answers. Its first connection must be a new one: an
+    old connection may fail although the hub is there.
     """
 
     def __init__(self, location: str, timeout: float = math.inf, answered: float | None = None) -> None:
@@ -38,7 +39,6 @@ class Outage:
         self._since: float | None = None
         self._answered = None
         self._error: Exception | None = None
-        self._is_first = True  # failure
         self._began = system.port.monotonic()
         self.retry_at = 0.0
 
@@ -77,8 +77,9 @@ class Outage:
         elif self._backoff == 2 * FIRST_BACKOFF:  # the first attempt may have used an old connection
             until = "" if self.timeout == math.inf else f" for {self.timeout:g} s"
             _logger.warning("%s doesn't answer; retrying%s: %s", self.location, until, error)
-        self._is_first = self._backoff == FIRST_BACKOFF
-        self.retry_at = now + min(max(jittered(self._backoff), getattr(error, "retry_after", None) or 0.0), LONGEST_BACKOFF)
+        pause = min(max(jittered(self._backoff), getattr(error, "retry_after", None) or 0.0), LONGEST_BACKOFF)
+        last = self._since + self.timeout + FIRST_BACKOFF  # an attempt just after the time limit, and none later
+        self.retry_at = min(now + pause, max(now, last))
         self._backoff = min(2 * self._backoff, LONGEST_BACKOFF)
 
     def failed(self, error: Exception) -> None:
@@ -89,7 +90,7 @@ class Outage:
 
     def _waited(self) -> float:
         waited = 0.0 if self._since is None else system.port.monotonic() - self._since
-        if self._answered is not None and not self._is_first:  # the first attempt may have used an old connection
+        if self._answered is not None:
             waited = max(waited, system.port.now() / 1e9 - self._answered)
         return waited
 

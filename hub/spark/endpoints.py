@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 TIMEOUT = 60.0  # longest outage of a hub, in seconds
 CALL = 5.0  # seconds for an answer that isn't a stream
+AGAIN = 2.0  # seconds for the first answer to a repeated task: an earlier attempt has waited
 STREAM = 30.0  # longest stream, in seconds
 RECENT = 30.0  # seconds for which a worker asks a hub that was away after all others
 
@@ -76,13 +77,23 @@ def note_failure(endpoint: HubEndpoint, why: str) -> None:
         _failures.pop(endpoint, None)
 
 
-def connected(endpoint: HubEndpoint) -> tuple[OneHub, bool]:
-    """Return the hub, and whether the connection is new; a worker process keeps it for its next task."""
+def connected(endpoint: HubEndpoint, timeout: float = CALL) -> tuple[OneHub, bool]:
+    """Return the hub, and whether the connection is new; a worker process keeps it for its next task.
+
+    timeout: seconds in which the hub has to answer over a new connection. A stream from one that says nothing would take longer. Raises
+    the errors of `HubEndpoint.connect` and `OneHub.server`.
+    """
     process, hub = _connections.get(endpoint, (0, None))
     if hub is not None and process == os.getpid():
         return hub, False
-    _connections[endpoint] = os.getpid(), endpoint.connect()
-    return _connections[endpoint][1], True
+    hub = endpoint.connect()
+    try:
+        hub.server(timeout)
+    except BaseException:
+        hub.close()
+        raise
+    _connections[endpoint] = os.getpid(), hub
+    return hub, True
 
 
 def disconnect(endpoint: HubEndpoint) -> None:

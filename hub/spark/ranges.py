@@ -81,11 +81,15 @@ class HubRange(ShardRange):
                 endpoints.note_failure(part.endpoint, copy.outage.why)
 
     def _copy(self, part: Part) -> Copy:
-        outage = endpoints.outage_of(part.endpoint, part.answered if endpoints.is_repeated() else None, part.away)
+        is_repeated = endpoints.is_repeated()
+        outage = endpoints.outage_of(part.endpoint, part.answered if is_repeated else None, part.away)
+        if is_repeated:
+            endpoints.disconnect(part.endpoint)  # an old connection may be broken, and the task may have only one attempt
         path = self._local_path(part)
         if path is not None:
             return Copy(str(path), outage, lambda: (_Directory(path, self.key), True))
-        connect, disconnect = partial(endpoints.connected, part.endpoint), partial(endpoints.disconnect, part.endpoint)
+        connect = partial(endpoints.connected, part.endpoint, endpoints.AGAIN if is_repeated else endpoints.CALL)
+        disconnect = partial(endpoints.disconnect, part.endpoint)
         return Copy(part.endpoint.location, outage, connect, disconnect, part.state, part.endpoint.stream)
 
     def _local_path(self, part: Part) -> Path | None:

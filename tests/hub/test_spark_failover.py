@@ -1,8 +1,10 @@
-"""Spark reads from two hubs with the same client, of which one is killed during a task and during a micro-batch."""
+"""Spark reads from two hubs with the same client, of which one is killed during a task and during a micro-batch, and from one that hangs.
+"""
 
 from __future__ import annotations
 
 import shutil
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from processes_of_a_hub import Fault, HubProcess, Proxy
-from sessions import MARKS, PATIENCE, until
+from sessions import MARKS, PATIENCE, told, until
 from shipping import eventually
 
 import hub
@@ -86,3 +88,27 @@ def test_a_micro_batch_whose_hub_is_killed_has_each_record_once_and_reports_the_
     finally:
         query.stop()
         thread.join(PATIENCE)
+
+
+def test_a_batch_whose_hub_says_nothing_more_fails_and_its_repeated_task_does_not_wait_again(
+    spark: SparkSession, roots: list[Path]
+) -> None:
+    with HubProcess(roots[0]) as server, Proxy(("127.0.0.1", server.port)) as proxy:
+        slow = proxy.add(Fault("bandwidth", "down", 1_000_000, amount=100_000, times=None))
+
+        def watch() -> None:
+            eventually(lambda: slow.fired)
+            server.process.send_signal(signal.SIGSTOP)
+
+        thread = threading.Thread(target=watch)
+        thread.start()
+        try:
+            location = f"grpc://127.0.0.1:{proxy.address[1]}"
+            frame = spark.read.format("kvspool").options(hub=location, hubTimeout="1s").schema("offset bigint, value binary").load()
+            with pytest.raises(Exception) as raised:
+                frame.collect()
+            assert f"[KVSPOOL_HUB_UNREACHABLE] {location}: hub unreachable since" in told(raised)
+            assert proxy.connections == 3, "of the driver, of the task, and one of the repeated task"
+        finally:
+            thread.join(PATIENCE)
+            server.process.send_signal(signal.SIGCONT)
