@@ -197,6 +197,9 @@ def test_of_each_version_of_python_the_newest_release_is_found(
     found = {str(version): path for version, path in release.interpreters.find().items()}
     expected = {"3.12": "b/python3.12", "3.14": "a/python3.14", "3.14t": "a/python3.14t"}
     assert found == {version: str(tmp_path / path) for version, path in expected.items()}
+    assert [str(version) for version in release.interpreters.choose(["3.14t", "3.12"])] == ["3.14t", "3.12"]
+    with pytest.raises(release.environment.SetupError, match="no Python 3.13, 3.9 here, only 3.12, 3.14, 3.14t"):
+        release.interpreters.choose(["3.9", "3.12", "3.13"])
 
 
 def test_without_a_c_compiler_it_installs_and_runs_on_the_interpreted_twin(installed: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,6 +37,15 @@ def find() -> dict[Version, str]:
             version = Version(major, minor, bool(is_free_threaded))
             found[version] = max(found.get(version, (-1, "")), (release, str(path)))
     return {version: path for version, (_, path) in sorted(found.items())}
+
+
+def choose(names: Sequence[str]) -> dict[Version, str]:
+    """Return what `find` returns, or only the named versions, such as "3.14t", in their order. Raises SetupError for one that isn't here."""
+    found = {str(version): (version, path) for version, path in find().items()}
+    missing = {*names} - {*found}
+    if missing:
+        raise environment.SetupError(f"there is no Python {', '.join(sorted(missing))} here, only {', '.join(found)}")
+    return dict(found[name] for name in names or found)
 
 
 def _candidates() -> list[Path]:
