@@ -36,6 +36,22 @@ def pip_install(extra: str) -> str:
     return f"pip install {' '.join(map(shlex.quote, packages))}" if found else f"pip install 'kvspool[{extra}]'"
 
 
+def other_pythons(package: str) -> str:
+    """Return the versions of Python that an installed package names, as in "3.11 to 3.14", if this version is not one of them.
+
+    Returns an empty text if it is, if the package names none, or if it is not installed.
+    """
+    from importlib import metadata
+
+    prefix = "Programming Language :: Python :: 3."
+    try:
+        lines = metadata.metadata(package).get_all("Classifier") or []
+    except metadata.PackageNotFoundError:
+        return ""
+    minors = sorted(int(line.removeprefix(prefix)) for line in lines if line.startswith(prefix) and line.removeprefix(prefix).isdigit())
+    return f"3.{minors[0]} to 3.{minors[-1]}" if minors and sys.version_info[1] not in minors else ""
+
+
 def import_whole(name: str) -> ModuleType:
     """Import a module, unless it is imported; one thread at a time. A SIGINT that arrives meanwhile is handled afterwards."""
     found = sys.modules.get(name)

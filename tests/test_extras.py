@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import configparser
+import os
 import re
 import subprocess
 import sys
@@ -117,6 +118,29 @@ def test_without_a_package_the_error_names_its_extra(package: str, program: str,
     done = subprocess.run([sys.executable, "-c", WITHOUT.format(package=package) + program], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 1
     assert f"The extra {extra} has it: {pip_install(extra)}" in done.stderr
+
+
+METADATA = "Metadata-Version: 2.1\nName: pyspark\nVersion: 9.9\n"
+
+
+@pytest.mark.parametrize(
+    ("minors", "others"), [((1, 2, 3), "3.1 to 3.3"), ((2, sys.version_info[1]), ""), ((), "")], ids=["others", "this one", "none"]
+)
+def test_a_session_and_doctor_say_which_pythons_pyspark_names(tmp_path: Path, minors: tuple[int, ...], others: str) -> None:
+    """With the metadata of another PySpark in front of the installed one."""
+    folder = tmp_path / "pyspark-9.9.dist-info"
+    folder.mkdir()
+    lines = [f"Classifier: Programming Language :: Python :: 3.{minor}\n" for minor in minors]
+    (folder / "METADATA").write_text(METADATA + "Classifier: Programming Language :: Python :: 3 :: Only\n" + "".join(lines))
+    program = "from kvspool.cli import checks; import hub.spark; print(checks._pyspark().advice); hub.spark._warn_of_python()"
+    variables = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", program], env=variables, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    if others:
+        assert done.stdout == f"this PySpark names Python {others}: use one of them for Spark, or a newer PySpark\n"
+        assert f"RuntimeWarning: the installed PySpark names Python {others}, and this is {sys.version.split()[0]}" in done.stderr
+    else:
+        assert (done.stdout, done.stderr) == ("\n", "")
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def find() -> dict[Version, str]:
 
 
 def choose(names: Sequence[str]) -> dict[Version, str]:
-    """Return what `find` returns, or only the named versions, such as "3.14t", in their order. Raises SetupError for one that isn't here."""
+    """Return what `find` returns, or only the versions with these names, in their order. Raises SetupError for a missing one."""
     found = {str(version): (version, path) for version, path in find().items()}
     missing = {*names} - {*found}
     if missing:

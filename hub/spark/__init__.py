@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from kvspool.errors import MissingExtra
+from kvspool.importing import other_pythons
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -38,7 +40,7 @@ def session(
 
     Changes the environment as `hub.spark.java.use_java` does. For a local master also sets PYSPARK_PYTHON to the running Python and
     SPARK_HOME to one whose Python starts fast, see `hub.spark.home`, if they aren't set. A running session is returned unchanged. Raises
-    MissingExtra without PySpark, JavaNotFound without Java.
+    MissingExtra without PySpark, JavaNotFound without Java. Warns if the authors of PySpark don't name this version of Python.
     """
     try:
         from pyspark.sql import SparkSession
@@ -47,6 +49,7 @@ def session(
     from hub.spark import home
     from hub.spark.java import use_java
 
+    _warn_of_python()
     spark = SparkSession.getActiveSession()
     if spark is None:
         builder = SparkSession.builder.appName(name)
@@ -76,6 +79,14 @@ def register(spark: SparkSession) -> None:
     from hub.spark.source import KvspoolDataSource
 
     spark.dataSource.register(KvspoolDataSource)
+
+
+def _warn_of_python() -> None:
+    """Warn if the authors of the installed PySpark don't name this version of Python."""
+    others = other_pythons("pyspark")
+    if others:
+        text = f"the installed PySpark names Python {others}, and this is {sys.version.split()[0]}: use one of them, or a newer PySpark"
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
 def columns(*names: str) -> str:

@@ -21,7 +21,7 @@ from kvspool.cli import plugins, queues
 from kvspool.engine import making, sizes
 from kvspool.engine.wakeups import CHANGED, Watcher
 from kvspool.errors import Corruption, KvspoolError, LogNotFound, MismatchedFiles, NotALog, Unrecovered
-from kvspool.importing import pip_install
+from kvspool.importing import other_pythons, pip_install
 from kvspool.journal import files as journals
 from kvspool.kernel import frames
 from kvspool.record import Gap
@@ -190,14 +190,10 @@ def _setting(name: str) -> int | None:
 def _pyspark() -> Check:
     """Check PySpark, and whether its authors name this version of Python."""
     check = _package("pyspark", "spark")
-    if check.state == "ok":
-        prefix = "Programming Language :: Python :: 3."
-        named = [name.removeprefix(prefix) for name in metadata.metadata("pyspark").get_all("Classifier", ()) if name.startswith(prefix)]
-        minors = sorted(int(name) for name in named if name.isdigit())
-        if minors and sys.version_info[1] not in minors:
-            advice = f"this PySpark names Python 3.{minors[0]} to 3.{minors[-1]}: use one of them for Spark, or a newer PySpark"
-            return Check("pyspark", "warn", check.found, advice)
-    return check
+    others = other_pythons("pyspark")
+    if not others:
+        return check
+    return Check("pyspark", "warn", check.found, f"this PySpark names Python {others}: use one of them for Spark, or a newer PySpark")
 
 
 def _package(name: str, extra: str) -> Check:
