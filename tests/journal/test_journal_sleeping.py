@@ -52,9 +52,10 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def await_sleep(following: Any) -> None:
-    """Return when the follower waits for events."""
+    """Return when the follower waits for events of the segment that it reads. The watcher also has a user while it is set up."""
     deadline = time.monotonic() + 30
-    while (watcher := following._waiter._watcher) is None or not watcher._users:
+    waiter = following._waiter
+    while waiter._watched != waiter._cursor.base or not waiter._watcher._users:
         assert time.monotonic() < deadline, "the follower never slept"
         time.sleep(0.001)
 
