@@ -127,7 +127,7 @@ METADATA = "Metadata-Version: 2.1\nName: pyspark\nVersion: 9.9\n"
     ("minors", "others"), [((1, 2, 3), "3.1 to 3.3"), ((2, sys.version_info[1]), ""), ((), "")], ids=["others", "this one", "none"]
 )
 def test_a_session_and_doctor_say_which_pythons_pyspark_names(tmp_path: Path, minors: tuple[int, ...], others: str) -> None:
-    """With the metadata of another PySpark in front of the installed one."""
+    """The metadata of another PySpark is first on the path."""
     folder = tmp_path / "pyspark-9.9.dist-info"
     folder.mkdir()
     lines = [f"Classifier: Programming Language :: Python :: 3.{minor}\n" for minor in minors]
