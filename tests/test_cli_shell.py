@@ -123,3 +123,27 @@ GROUPS = [name for name in COMMANDS if any(other.startswith(f"{name} ") for othe
 @pytest.mark.parametrize("group", GROUPS)
 def test_a_group_of_commands_alone_prints_its_help_and_ends_with_2(group: str, run: Run) -> None:
     assert "Examples:" in run(*group.split()[1:], code=2).err
+
+
+DIFFERENT = {
+    "--client": {"PATTERN", "ID"},  # clients at a hub, and the client itself
+    "--forget": {"NAME", None},  # producers, and rules
+    "--format": {None},
+    "--key": {"TEXT", "FILE"},  # of records, and of certificates
+    "--level": {"N", None},  # of compression, and of durability
+    "--name": {"HOST", None},
+    "--output": {"FILE", "DIR"},
+    "--set": {("NAME", "START"), None},  # a reader, and rules
+}
+"""Options whose values differ between commands."""
+
+
+def test_an_option_has_the_same_kind_of_value_in_each_command() -> None:
+    found: dict[str, set[object]] = {}
+    for one in COMMANDS.values():
+        for option in completion.options(one):
+            name = completion.long_name(option)
+            found.setdefault(name, set()).add(option.metavar)
+    assert {name: values for name, values in found.items() if len(values) > 1 or name in DIFFERENT} == DIFFERENT
+    assert len(found) > 100
+

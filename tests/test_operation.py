@@ -1,4 +1,4 @@
-"""The pages for newcomers and operators are followed to the letter, and the recipe of the container runs commands that exist."""
+"""The pages for newcomers and operators are followed to the letter, and all pages and the recipe of the container have commands that exist."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import shlex
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from kvspool.cli import completion, readers
 from kvspool.cli.command import make_parser
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -52,6 +54,73 @@ def test_the_first_pages_append_read_and_ship(tmp_path: Path) -> None:
     assert said.count("billed") == 4  # by the first run of two
     assert '"logout"' in said  # followed
     assert re.findall(r"^me 0 (\d+) ", said, re.MULTILINE) == ["0", "1", "2", "3", "4"]  # client, shard and sequence, from the hub's root
+
+
+PAGES = [*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+INDENTED = re.compile(r"(?:^    .*\n)+", re.MULTILINE)
+BEFORE_COMMAND = {"do", "exec", "if", "nohup", "sudo", "then", "while"}
+
+
+def commands_in(text: str) -> Iterator[list[str]]:
+    """Yield the words after `kvspool` of each command in lines of a shell. Two spaces begin a remark, and so does #."""
+    for line in text.replace("\\\n", " ").splitlines():
+        if "kvspool " not in line or line.lstrip().startswith("#"):
+            continue
+        lexer = shlex.shlex(re.split(r"(?<=\S) {2,}(?=[^|&-])", line.strip())[0], posix=True, punctuation_chars=True)
+        lexer.whitespace_split = True
+        words: list[str] = []
+        for word in [*lexer, ";"]:
+            if not set(word) <= set("|&;()<>"):
+                words.append(word)
+                continue
+            while words and (words[0] in BEFORE_COMMAND or "=" in words[0]):
+                del words[0]
+            if words and words[0] == "kvspool":
+                yield words[1:]
+            words = ["(a file)"] if set(word) <= set("<>") else []
+
+
+def shown_commands() -> Iterator[tuple[str, list[str]]]:
+    """Yield each command of the pages, and of the examples in the help of commands, with its place."""
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        blocks = [body for _, kind, body in BLOCK.findall(text) if kind in ("", "sh", "text")] + INDENTED.findall(BLOCK.sub("", text))
+        yield from ((page.name, words) for block in blocks for words in commands_in(block))
+    for name, parser in completion.commands(make_parser()):
+        yield from ((f"{name} --help", words) for words in commands_in(parser.epilog or ""))
+
+
+def test_each_command_of_the_pages_and_of_the_help_exists_with_its_options(capsys: pytest.CaptureFixture[str]) -> None:
+    """Commands are parsed, not run."""
+    parser = make_parser()
+    found = list(shown_commands())
+    refused = []
+    for place, words in found:
+        try:
+            parser.parse_args(words)
+        except SystemExit as ended:
+            if ended.code:
+                refused.append((place, words, capsys.readouterr().err.splitlines()[-1]))
+    assert refused == []
+    assert len(found) > 300
+
+
+def test_each_command_in_the_text_of_the_pages_exists_with_its_options() -> None:
+    """As in `kvspool hub stats ROOT`, which may be without its arguments."""
+    known = dict(completion.commands(make_parser()))
+    wrong, count = [], 0
+    for page in PAGES:
+        for shown in re.findall(r"`kvspool ([^`]+)`", BLOCK.sub("", page.read_text(encoding="utf-8"))):
+            words, name = shown.split(), "kvspool"
+            while words and f"{name} {words[0]}" in known:
+                name = f"{name} {words.pop(0)}"
+            options = {word.partition("=")[0] for word in words if word.startswith("-")} - {"--"}
+            if options - set(known[name]._option_string_actions) or (name == "kvspool" and words[0] not in (*readers.ALIASES, "COMMAND", "--help", "--version")):
+                wrong.append((page.name, shown))
+            count += 1
+    assert wrong == []
+    assert count > 150
 
 
 ENDLESS = re.compile(r" -f\b| --follow\b| --watch\b")  # commands that a user stops

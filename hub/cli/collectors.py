@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import ssl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -70,7 +69,7 @@ def access(arguments: argparse.Namespace, endpoint: CollectorEndpoint) -> Collec
         if not endpoint.is_secure and endpoint.host not in LOOPBACK:
             raise BadInput(f"{endpoint} would get the token in plain text; use https://")
         found["Authorization"] = f"Bearer {token}"
-    return CollectorAccess(found, _context(arguments) if endpoint.is_secure else None)
+    return CollectorAccess(found, security.context(arguments) if endpoint.is_secure else None)
 
 
 def headers(text: str) -> dict[str, str]:
@@ -84,22 +83,6 @@ def headers(text: str) -> dict[str, str]:
             raise BadInput(f"{HEADERS} is name=value,name=value with percent-encoded values; part {len(found) + 1} of it isn't")
         found[name] = value
     return found
-
-
-def _context(arguments: argparse.Namespace) -> ssl.SSLContext:
-    """Return the context for https. Raises BadInput for files that can't be used."""
-    security.check_certificate(arguments)
-    try:
-        if arguments.key is not None:
-            security.private(arguments.key)
-        context = ssl.create_default_context(cafile=arguments.ca)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        if arguments.certificate is not None:
-            context.load_cert_chain(arguments.certificate, arguments.key)
-    except (ssl.SSLError, OSError) as error:
-        given = ", ".join(str(path) for path in (arguments.ca, arguments.certificate, arguments.key) if path is not None)
-        raise BadInput(f"{given or 'the certificates of the system'} can't be used for TLS: {error}") from error
-    return context
 
 
 def _compresses() -> bool:

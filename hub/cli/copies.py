@@ -56,7 +56,7 @@ def add(commands: Any) -> None:
     """Add the commands."""
     status = commands.add_parser("status", help="compare hubs with copies", description=STATUS, epilog=f"Examples:\n{STATUS_EXAMPLES}")
     status.add_argument("hubs", metavar="HUB", nargs="+", type=location, help="grpc+tls://HOST:PORT (or hub://) of each hub")
-    status.add_argument("--copies", type=int, metavar="N", help="hubs that each shard should be at (default: all)")
+    status.add_argument("--copies", type=options.count(1), metavar="N", help="hubs that each shard should be at (default: all)")
     status.add_argument("--shards", action="store_true", help="show a line for each shard")
     security.add(status)
     options.add_json(status, "print a JSON object, with all shards")
@@ -88,8 +88,8 @@ def _status(arguments: argparse.Namespace) -> int:
     """Compare the hubs."""
     from hub.client.comparison import compare
 
-    if arguments.copies is not None and not 1 <= arguments.copies <= len(arguments.hubs):
-        raise BadInput(f"--copies must be from 1 to the number of hubs, {len(arguments.hubs)}")
+    if arguments.copies is not None and arguments.copies > len(arguments.hubs):
+        raise BadInput(f"--copies is at most the number of hubs, {len(arguments.hubs)}, not {arguments.copies}")
     with options.bad_input():
         found = compare(arguments.hubs, security.load(arguments), arguments.copies)
     if arguments.json:
@@ -107,7 +107,7 @@ def _table(found: Comparison, by_shard: bool) -> Table:
 
     table = output.table()
     table.add_column("client", overflow="fold")
-    for name in ("shard" if by_shard else "shards", "end", *found.hubs, *(f"at {count + 1} hubs" for count in range(len(found.hubs)))):
+    for name in ("shard" if by_shard else "shards", "end", *found.hubs, *(f"at {output.counted(count + 1, 'hub')}" for count in range(len(found.hubs)))):
         table.add_column(Text(name), justify="right", overflow="fold")
     groups: dict[tuple[str, int], list[Any]] = {}
     for one in found.shards:

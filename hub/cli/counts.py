@@ -123,8 +123,9 @@ def of_page(url: str) -> HubCounts:
         with opener.open(f"{url}/api/status", timeout=PATIENCE) as answer:
             data = answer.read(LARGEST + 1)
     except (OSError, ValueError, http.client.HTTPException) as error:  # HTTPException: another protocol, as at the port for clients
-        reason = error.reason if isinstance(error, urllib.error.URLError) else str(error) or type(error).__name__
-        raise Unreachable(f"{url} doesn't answer: {reason}; is that the page printed by kvspool hub serve?") from None
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        words = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
+        raise Unreachable(f"{url} doesn't answer: {words}; is that the page printed by kvspool hub serve?") from None
     try:
         report = msgspec.json.decode(data[:LARGEST], type=_Report)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:

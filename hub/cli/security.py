@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import ssl
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,12 +31,32 @@ def load(arguments: argparse.Namespace) -> Security:
 
     check_certificate(arguments)
     token = os.environ.get(TOKEN) if arguments.token_file is None else token_in_file(arguments)
-    return Security(
+    found = Security(
         token=token or None,
         authorities=None if arguments.ca is None else _read(arguments.ca),
         certificate=None if arguments.certificate is None else _read(arguments.certificate),
         key=None if arguments.key is None else private(arguments.key),
     )
+    if arguments.ca is not None or arguments.certificate is not None:
+        context(arguments)  # gRPC would say that no address can be reached
+    return found
+
+
+def context(arguments: argparse.Namespace) -> ssl.SSLContext:
+    """Return the context of the options for TLS 1.2 and newer. Raises BadInput for files that can't be used."""
+    check_certificate(arguments)
+    try:
+        if arguments.key is not None:
+            private(arguments.key)
+        found = ssl.create_default_context(cafile=arguments.ca)
+        found.minimum_version = ssl.TLSVersion.TLSv1_2
+        if arguments.certificate is not None:
+            found.load_cert_chain(arguments.certificate, arguments.key, password="")
+    except (ssl.SSLError, ValueError, OSError) as error:
+        given = ", ".join(str(path) for path in (arguments.ca, arguments.certificate, arguments.key) if path is not None)
+        words = "give certificates and a key without a password, in PEM, as kvspool hub certificate makes them"
+        raise BadInput(f"{given or 'the certificates of the system'} can't be used for TLS ({error}); {words}") from error
+    return found
 
 
 def check_certificate(arguments: argparse.Namespace) -> None:

@@ -77,8 +77,8 @@ def add(subparsers: Any) -> None:
     )
     parser.add_argument("--client", metavar="ID", help="the client's id at the hub")
     parser.add_argument("--choose", choices=("hash", "first"), default="hash", help="choice of one of several (default: %(default)s)")
-    parser.add_argument("--copies", type=int, default=1, metavar="N", help="ship to N of the hubs (default: %(default)s)")
-    parser.add_argument("--acks", type=int, metavar="M", help="hubs that have to store a record before the log may forget it (default: N)")
+    parser.add_argument("--copies", type=options.count(1), default=1, metavar="N", help="ship to N of the hubs (default: %(default)s)")
+    parser.add_argument("--acks", type=options.count(1), metavar="M", help="hubs that have to store a record before the log may forget it (default: N)")
     parser.add_argument(
         "--degraded",
         choices=("wait", "continue"),
@@ -109,6 +109,8 @@ def add(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Ship until a signal. Return 0, or the code of the error that stopped every source."""
     if arguments.otlp is None:
+        if arguments.sources == [STATUS]:
+            raise BadInput("ship status needs the ADDRESS of a shipper: what its --status says; a log with this name is ./status")
         if len(arguments.sources) < 2:
             raise BadInput("ship needs a hub after the sources: kvspool ship LOG HUB, or --otlp ENDPOINT for a collector")
         arguments.hub = arguments.sources.pop()

@@ -59,7 +59,7 @@ class Comparison(msgspec.Struct, frozen=True):
 
     def troubles(self) -> list[str]:
         """Return what is wrong, and what to do, a sentence each; empty if each shard is at enough hubs."""
-        found = [f"{hub} doesn't answer: {why}" for hub, why in self.hubs.items() if why]
+        found = [f"{hub} doesn't answer: {why.removeprefix(f'{hub}: ')}" for hub, why in self.hubs.items() if why]
         for one in self.shards:
             name = f"{one.client}, shard {one.shard}"
             if one.error:

@@ -33,7 +33,7 @@ def chosen(client: str, locations: list[str], choose: Choice = "hash", copies: i
     hub. "first": the first of the list. Raises ValueError for an invalid or repeated location, and for fewer locations than copies.
     """
     if not 1 <= copies <= len(locations):
-        raise ValueError(f"{copies} copies need as many hubs, at least one; {len(locations)} are named")
+        raise ValueError(f"{copies} {'copy needs a hub' if copies == 1 else 'copies need as many hubs'}, and there are {len(locations)}: name others, separated by commas")
     for location in locations:
         check(location)
     if len(set(locations)) < len(locations):

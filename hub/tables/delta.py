@@ -91,6 +91,8 @@ class Table:
             raise TableError(
                 f"[KVSPOOL_NO_TABLE] {self.place.uri} does not exist; kvspool table append SOURCE PATH and pipelines create tables"
             )
+        if self.place.local is not None and not (self.place.local / "_delta_log").is_dir():
+            raise TableError(f"[KVSPOOL_NO_TABLE] {self.place.uri} is not a Delta table: it has no _delta_log; give another path")
         try:
             self._table = delta().DeltaTable(self.place.uri, version=version, storage_options=self.place.storage_options)
         except _errors() as error:

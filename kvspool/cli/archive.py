@@ -18,7 +18,7 @@ or time, while others append and read; the last segment is never touched. --undo
 finishes an interrupted one. Needs the extra `archive`: pip install 'kvspool[archive]'."""
 EXAMPLES = """\
   kvspool archive events --dry-run
-  kvspool archive events --older-than 86400 --level 9
+  kvspool archive events --older-than 1d --level 9
   kvspool archive events --undo"""
 
 
@@ -28,13 +28,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--level", type=options.count(LEVELS[0], LEVELS[-1]), default=3, metavar="N", help="of zstd, 1 to 22 (default: %(default)s)"
     )
-    parser.add_argument("--before", type=options.count(0), metavar="N", help="only segments wholly before this sequence")
-    parser.add_argument("--older-than", type=options.seconds, metavar="S", help="only segments without a write for S seconds")
+    parser.add_argument("--before", type=options.count(0), metavar="SEQUENCE", help="only segments wholly before this sequence")
+    parser.add_argument("--older-than", type=options.seconds, metavar="AGE", help="only segments without a write for so long; in seconds, or as 90m, 12h, 30d")
     parser.add_argument("--undo", action="store_true", help="restore archived segments")
     parser.add_argument("--dry-run", action="store_true", help="only print which segments would change")
-    parser.add_argument(
-        "--timeout", type=options.seconds, default=60.0, metavar="S", help="seconds to wait for each lock (default: %(default)s)"
-    )
+    options.add_timeout(parser, 60.0)
     options.add_json(parser, "print the report as a JSON object")
 
 

@@ -93,7 +93,7 @@ end
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("shell", choices=tuple(SCRIPTS), help="the shell")
+    parser.add_argument("shell", metavar="SHELL", choices=tuple(SCRIPTS), help="bash, zsh or fish")
 
 
 def run(arguments: argparse.Namespace) -> int:

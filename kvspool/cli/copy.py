@@ -38,12 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SRC", type=Path, help="the source; it is not changed")
     parser.add_argument("target", metavar="DST", type=Path, help="the target; it is created if it doesn't exist")
     options.add_range(parser, "copy from START on")
-    parser.add_argument(
-        "--gaps",
-        choices=("raise", "skip"),
-        default="raise",
-        help="lost records of SRC: end with code 7, or continue and name them (default: %(default)s); kvj always omits their sequences",
-    )
+    options.add_gaps(parser, "raise")
     parser.add_argument("--lossy", action="store_true", help="continue although DST can't store all fields of the records")
     parser.add_argument("--append", action="store_true", help="copy after other records of DST")
     made = parser.add_argument_group("a new DST")
@@ -75,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
                 start=arguments.start,
                 end=_end(arguments),
                 limit=arguments.limit,
-                on_gap=arguments.gaps,
+                on_gap="raise" if arguments.gaps == "raise" else "skip",
                 lossy=arguments.lossy,
                 append=arguments.append,
                 source_format=arguments.source_format,
@@ -87,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         output.print_json(report)
     else:
-        _say(report)
+        _say(report, names_gaps=arguments.gaps == "yield")
     return 0
 
 
@@ -117,8 +112,8 @@ def _announce(plan: CopyPlan) -> None:
         output.complain(f"{plan.format} can't store {', '.join(plan.may_lose)} of {plan.source_format}")
 
 
-def _say(report: CopyReport) -> None:
-    for gap in report.gaps:
+def _say(report: CopyReport, *, names_gaps: bool) -> None:
+    for gap in report.gaps if names_gaps else ():
         output.complain(str(gap))
     for place in report.torn:
         output.complain(f"{place}: incomplete frame; the rest of the file was left out")

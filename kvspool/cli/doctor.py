@@ -55,4 +55,4 @@ def _print(done: Sequence[Check]) -> None:
         table.add_row(Text(*_MARKS[check.state]), Text(check.name, style="cyan"), found)
     output.print_table(table)
     states = [check.state for check in done]
-    print(f"\n{states.count('ok')} ok, {states.count('warn')} warnings, {states.count('fail')} failed")
+    print(f"\n{states.count('ok')} ok, {output.counted(states.count('warn'), 'warning')}, {states.count('fail')} failed")

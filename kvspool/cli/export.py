@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_range(parser, "export")
     words = "output file; - is standard output (default: %(default)s)"
     parser.add_argument("-o", "--output", dest="file", default="-", metavar="FILE", help=words)
-    parser.add_argument("--gaps", choices=("raise", "yield"), default="yield", help="lost records: end, or continue (default: %(default)s)")
+    options.add_gaps(parser, "yield")
     options.add_json(parser, "print the summary as a JSON object, on standard error if the records go to standard output")
 
 
@@ -69,7 +69,7 @@ def _export(log: kvspool.Log, file: object, arguments: argparse.Namespace, progr
         start=arguments.start,
         end=selection.sequence_of(log, arguments.end),
         limit=arguments.limit,
-        on_gap=arguments.gaps,
+        on_gap="raise" if arguments.gaps == "raise" else "yield",
         progress=lambda count: progress.say(f"exported {count:,} records"),
     )
 
@@ -82,6 +82,6 @@ def _say(done: Exported, arguments: argparse.Namespace) -> None:
         else:
             output.print_json(done)
         return
-    for gap in done.gaps:
+    for gap in done.gaps if arguments.gaps == "yield" else ():
         output.complain(str(gap))
     print(f"exported {output.counted(done.records, 'record')}" + (f"; {done.lost:,} were lost" if done.lost else ""), file=sys.stderr)

@@ -35,7 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_path(parser, "the log, shard set or hub root")
     parser.add_argument("name", nargs="?", metavar="NAME", help="the group (default: all)")
     options.add_json(parser, "one JSON object for each group")
-    parser.add_argument("--reset", metavar="START", help="move the group to earliest, latest, or an ISO time; it must have no member")
+    words = "move the group to earliest, latest, an age such as -5m, or a time such as 2026-01-31T12:00:00Z; it must have no member"
+    parser.add_argument("--reset", metavar="START", help=words)
 
 
 def run(arguments: argparse.Namespace) -> int:

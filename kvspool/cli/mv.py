@@ -22,9 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     options.add_path(parser, "the log")
     parser.add_argument("new", metavar="NEW", help="its new path; nothing may be there")
-    parser.add_argument(
-        "--timeout", type=options.seconds, default=10.0, metavar="S", help="seconds to wait for each lock (default: %(default)g)"
-    )
+    options.add_timeout(parser, 10.0)
 
 
 def run(arguments: argparse.Namespace) -> int:

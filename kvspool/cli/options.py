@@ -67,7 +67,7 @@ def add_group(commands: Any, name: str, summary: str, description: str, examples
 
 def add_path(parser: argparse.ArgumentParser, words: str) -> None:
     """Add the argument PATH."""
-    parser.add_argument("path", metavar="PATH", type=Path, help=words)
+    parser.add_argument("path", metavar="PATH", type=path, help=words)
 
 
 def reads_input(parser: argparse.ArgumentParser, command: str) -> None:
@@ -99,12 +99,7 @@ def add_files(parser: argparse._ActionsContainer) -> None:
 
 def add_output(parser: argparse.ArgumentParser, *, has_logs: bool = False) -> None:
     """Add the options for the output of records; has_logs: also as messages of `kvspool.logging`."""
-    parser.add_argument(
-        "--gaps",
-        choices=("raise", "yield", "skip"),
-        default="yield",
-        help="lost records: print the gap (yield, the default), end with code 7 (raise), or continue silently (skip)",
-    )
+    add_gaps(parser, "yield")
     forms = add_form(parser)
     if has_logs:
         forms.add_argument("--logs", action="store_true", help="messages of kvspool.logging: time, level, logger, text, fields, traceback")
@@ -127,6 +122,18 @@ def add_range(parser: argparse.ArgumentParser, verb: str = "print") -> None:
     parser.add_argument("--limit", type=count(0), metavar="N", help=f"most records to {verb}")
 
 
+def add_gaps(parser: argparse.ArgumentParser, default: str) -> None:
+    """Add the option --gaps, which means the same in every command; its default is how a command treats lost records without it."""
+    words = "lost records: name the gap (yield), end with code 7 (raise), or continue silently (skip) (default: %(default)s)"
+    parser.add_argument("--gaps", choices=("raise", "yield", "skip"), default=default, help=words)
+
+
+def add_timeout(parser: argparse.ArgumentParser, default: float) -> None:
+    """Add the option --timeout of commands that wait for a lock."""
+    words = "seconds to wait for each lock (default: %(default)g)"
+    parser.add_argument("--timeout", type=seconds, default=default, metavar="S", help=words)
+
+
 def add_isolation(parser: argparse.ArgumentParser) -> None:
     """Add the option --synced."""
     parser.add_argument("--synced", action="store_true", help="only records on disk, which a crash of the machine can't remove")
@@ -141,7 +148,7 @@ def add_retention(parser: argparse._ActionsContainer) -> None:
     """Add the options for the retention of a journal."""
     parser.add_argument("--max-bytes", type=size, metavar="SIZE", help="of a journal: remove the oldest segments beyond this size")
     parser.add_argument(
-        "--max-age", type=age, metavar="AGE", help="of a journal: remove segments with only older records; in seconds, or as 90m, 12h, 30d"
+        "--max-age", type=seconds, metavar="AGE", help="of a journal: remove segments with only older records; in seconds, or as 90m, 12h, 30d"
     )
     parser.add_argument(
         "--by-record", action="store_true", help="of a journal: --max-age counts the timestamps of records, not the time of the last write"
@@ -185,6 +192,16 @@ def refuse_journal(path: Path, instead: str) -> None:
     """Raise BadInput for a journal in a command for spools, with an alternative."""
     if not os.path.lexists(path / CONTROL_FILE) and journals.find(path) is not None:
         raise BadInput(f"{path} is a journal, not a spool: {instead}")
+
+
+def path(text: str) -> Path:
+    """Return the path of a log, which is no address of a hub."""
+    if "://" in text:
+        raise argparse.ArgumentTypeError(
+            f"a path on this host, not {text!r}; kvspool ship hub://HOST:PORT DIR pulls the records of a hub, and kvspool hub stats "
+            "http://HOST:PORT shows its state"
+        )
+    return Path(text)
 
 
 def size(text: str) -> int:
@@ -239,7 +256,7 @@ def _ago(text: str) -> datetime:
     """Return the time that was so long ago; "-5m" is five minutes ago."""
     if text[-1].lower() not in _AGES:
         raise ValueError(text)
-    return datetime.fromtimestamp(system.port.now() / 1e9 - age(text[1:]), UTC)
+    return datetime.fromtimestamp(system.port.now() / 1e9 - seconds(text[1:]), UTC)
 
 
 def count(least: int, most: int | None = None) -> Callable[[str], int]:
@@ -259,20 +276,15 @@ def count(least: int, most: int | None = None) -> Callable[[str], int]:
 
 
 def seconds(text: str) -> float:
-    """Return a duration."""
+    """Return a duration in seconds, written in seconds, or with a unit as 30s, 10m, 12h or 7d."""
+    unit = _AGES.get(text[-1:].lower())
     try:
-        number = float(text)
+        number = float(text) if unit is None else float(text[:-1]) * unit
     except ValueError:
         number = -1.0
     if not 0 <= number < 1e9:
-        raise argparse.ArgumentTypeError(f"a number of seconds, not {text!r}")
+        raise argparse.ArgumentTypeError(f"a number of seconds, or a duration such as 30s, 10m, 12h or 7d, not {text!r}")
     return number
-
-
-def age(text: str) -> float:
-    """Return a duration in seconds, written in seconds, minutes, hours or days."""
-    unit = _AGES.get(text[-1:].lower())
-    return seconds(text) if unit is None else seconds(text[:-1]) * unit
 
 
 def show_age(seconds: float) -> str:

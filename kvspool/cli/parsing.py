@@ -64,6 +64,10 @@ class Parser(argparse.ArgumentParser):
         lone = re.match(r"argument (.+): expected (?:one|at least one) argument$", message)
         if lone is not None:
             message = f"{lone[1]} needs a value; {self.prog} --help has examples"
+        several = re.match(r"argument (.+): expected \d+ arguments$", message)
+        if several is not None:
+            values = self._option_string_actions[several[1].split("/")[0]].metavar or ()
+            message = f"{several[1]} needs {' and '.join(values)}; {self.prog} --help has examples"
         either = re.match(r"one of the arguments (.+) is required$", message)
         if either is not None:
             message = f"one of {' or '.join(either[1].split())} is missing; {self.prog} --help has examples"

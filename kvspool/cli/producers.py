@@ -42,6 +42,8 @@ def run(arguments: argparse.Namespace) -> int:
             raise BadInput(f"{arguments.path} holds several logs, or is a queue; producers belong to one spool or journal")
         if arguments.forget:
             known = log.forget_producers(arguments.forget)
+            if not known:
+                raise BadInput(f"{arguments.path} has no producer {' or '.join(map(repr, arguments.forget))}; `kvspool producers` lists them")
             others = "" if known == len(arguments.forget) else "; the log doesn't know the others"
             print(f"forgot {known} of {output.counted(len(arguments.forget), 'producer')}{others}")
             return 0

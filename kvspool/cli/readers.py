@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--delete", metavar="NAME", help="delete this reader and its position")
     which.add_argument("--delete-slot", metavar="N", type=options.count(0, 63), help="of a spool: delete the reader in this slot")
-    which.add_argument("--set", metavar=("NAME", "START"), nargs=2, help="set this reader to earliest, latest, a sequence, or an ISO time")
+    which.add_argument("--set", metavar=("NAME", "START"), nargs=2, help=f"set this reader to {options.START_WORDS}")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -25,9 +25,7 @@ EXAMPLES = """\
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     options.add_path(parser, "the log")
-    parser.add_argument(
-        "--timeout", type=options.seconds, default=10.0, metavar="S", help="seconds to wait for each lock (default: %(default)g)"
-    )
+    options.add_timeout(parser, 10.0)
     options.add_json(parser, "print the report as a JSON object")
 
 

@@ -25,9 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     options.add_path(parser, "the log")
     parser.add_argument("capacity", type=options.size, metavar="SIZE", help="bytes, or with a unit such as 64MiB")
-    parser.add_argument(
-        "--timeout", type=options.seconds, default=60.0, metavar="S", help="seconds to wait for each lock (default: %(default)s)"
-    )
+    options.add_timeout(parser, 60.0)
     options.add_json(parser, "print the report as a JSON object")
 
 

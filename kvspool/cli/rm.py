@@ -24,9 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("paths", nargs="+", metavar="PATH", help="the logs")
     parser.add_argument("--missing-ok", action="store_true", help="ignore paths that don't exist")
-    parser.add_argument(
-        "--timeout", type=options.seconds, default=10.0, metavar="S", help="seconds to wait for each lock (default: %(default)g)"
-    )
+    options.add_timeout(parser, 10.0)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
             return _dead(log, arguments)
         lists = _reports(log, [one for one in log.task_stats() if arguments.name in (None, one.name)])
     if arguments.name is not None and not lists:
-        raise NoSuchReader(f"{arguments.path} has no task list {arguments.name!r}")
+        raise _no_list(arguments)
     for one in lists:
         if arguments.json:
             output.print_json(one)
@@ -88,14 +88,20 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _no_list(arguments: argparse.Namespace) -> NoSuchReader:
+    return NoSuchReader(f"{arguments.path} has no task list {arguments.name!r}")
+
+
 def _dead(log: HasTasks, arguments: argparse.Namespace) -> int:
     if arguments.name is None:
         raise BadInput("--dead and --requeue need the NAME of a task list")
+    found = log.dead_letters(arguments.name, arguments.dead_letters)
+    if not found and all(one.name != arguments.name for one in log.task_stats()):
+        raise _no_list(arguments)
     if arguments.requeue:
         count = log.requeue(arguments.name, arguments.dead_letters)
         print(output.escape(f"put {output.counted(count, 'record')} of {arguments.name!r} back"))
         return 0
-    found = log.dead_letters(arguments.name, arguments.dead_letters)
     if arguments.json:
         for one in found:
             output.print_json(one)
@@ -163,10 +169,9 @@ def _short(value: bytes) -> str:
 
 
 def _rows(titles: tuple[str, ...], rows: list[tuple[Any, ...]]) -> Table:
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(header_style="bold cyan")
+    table = output.table()
     for title in titles:
         table.add_column(title, overflow="fold")
     for row in rows:

@@ -40,9 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--before", type=options.count(0), metavar="SEQUENCE", help="remove segments wholly before this sequence")
     parser.add_argument("--dry-run", action="store_true", help="print the segments to remove, and change nothing")
     parser.add_argument("--set", action="store_true", help="store these rules with the journal, and apply them now")
-    parser.add_argument(
-        "--timeout", type=options.seconds, default=10.0, metavar="S", help="seconds to wait for the lock (default: %(default)g)"
-    )
+    options.add_timeout(parser, 10.0)
     options.add_json(parser, "print the report as a JSON object")
 
 

@@ -44,13 +44,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_path(parser, "the log, shard set or hub root")
     parser.add_argument("name", metavar="NAME", help="the task list")
     parser.add_argument("--workers", type=options.count(1, 1024), default=1, metavar="N", help="commands at once (default: %(default)s)")
-    parser.add_argument("--timeout", type=options.seconds, metavar="SECONDS", help="end after so long without a record (default: never)")
+    parser.add_argument("--timeout", type=options.seconds, metavar="S", help="end after S seconds without a record (default: never)")
     parser.add_argument("--limit", type=options.count(1), metavar="N", help="end after so many commands for each worker")
     parser.add_argument("--max-deliveries", type=options.count(1, 10_000), default=5, metavar="N", help="attempts (default: %(default)s)")
     parser.add_argument(
-        "--delay", type=options.seconds, default=RETRY_DELAY, metavar="SECONDS", help="before the next attempt (default: %(default)s)"
+        "--delay", type=options.seconds, default=RETRY_DELAY, metavar="S", help="seconds before the next attempt (default: %(default)g)"
     )
-    parser.add_argument("--lease", type=options.interval, metavar="SECONDS", help="give a record to another worker after so long")
+    parser.add_argument("--lease", type=options.interval, metavar="S", help="give a record to another worker after S seconds")
     parser.add_argument("--order", choices=("key",), help="records with the same key one at a time, and in order")
     parser.add_argument("--dead-letters", type=Path, metavar="LOG", help="the dead-letter log (default: next to the log)")
     options.add_json(parser, "the summary as a JSON object")

@@ -89,7 +89,7 @@ def _imported(log: Log, items: Iterable[Rows | Gap], room: Room, name: str, prog
     try:
         mover.move(items, None if progress is None else lambda: progress(mover.records))
     except Exception as error:
-        done = f"{mover.records} records were imported before"
+        done = f"{mover.records} record{'s were' if mover.records != 1 else ' was'} imported before"
         if mover.records:
             done += f", sequences {mover.first} to {mover.last}"
         if isinstance(error, NotImportable):
