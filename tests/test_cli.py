@@ -114,7 +114,10 @@ def test_system_error_names_file_and_occasion(run: Run, monkeypatch: pytest.Monk
         raise error
 
     monkeypatch.setattr(kvspool, "open", fail)
-    assert run("stats", "x", code=1).err == "kvspool: Permission denied: /some/file; while trying\n"
+    assert run("stats", "x", code=1).err == (
+        "kvspool: Permission denied: /some/file; while trying; check the rights of the file and its directories, or run the command as "
+        "their owner\n"
+    )
 
 
 def test_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:

@@ -1,4 +1,4 @@
-"""The pages for newcomers and operators are followed to the letter, and all pages and the recipe of the container have commands that exist."""
+"""The pages for newcomers and operators are followed to the letter, and the commands of all pages and of the container exist."""
 
 from __future__ import annotations
 
@@ -116,7 +116,8 @@ def test_each_command_in_the_text_of_the_pages_exists_with_its_options() -> None
             while words and f"{name} {words[0]}" in known:
                 name = f"{name} {words.pop(0)}"
             options = {word.partition("=")[0] for word in words if word.startswith("-")} - {"--"}
-            if options - set(known[name]._option_string_actions) or (name == "kvspool" and words[0] not in (*readers.ALIASES, "COMMAND", "--help", "--version")):
+            is_command = name != "kvspool" or words[0] in (*readers.ALIASES, "COMMAND", "--help", "--version")
+            if options - set(known[name]._option_string_actions) or not is_command:
                 wrong.append((page.name, shown))
             count += 1
     assert wrong == []

@@ -107,7 +107,8 @@ def _table(found: Comparison, by_shard: bool) -> Table:
 
     table = output.table()
     table.add_column("client", overflow="fold")
-    for name in ("shard" if by_shard else "shards", "end", *found.hubs, *(f"at {output.counted(count + 1, 'hub')}" for count in range(len(found.hubs)))):
+    counts = (f"at {output.counted(count + 1, 'hub')}" for count in range(len(found.hubs)))
+    for name in ("shard" if by_shard else "shards", "end", *found.hubs, *counts):
         table.add_column(Text(name), justify="right", overflow="fold")
     groups: dict[tuple[str, int], list[Any]] = {}
     for one in found.shards:

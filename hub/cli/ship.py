@@ -78,7 +78,8 @@ def add(subparsers: Any) -> None:
     parser.add_argument("--client", metavar="ID", help="the client's id at the hub")
     parser.add_argument("--choose", choices=("hash", "first"), default="hash", help="choice of one of several (default: %(default)s)")
     parser.add_argument("--copies", type=options.count(1), default=1, metavar="N", help="ship to N of the hubs (default: %(default)s)")
-    parser.add_argument("--acks", type=options.count(1), metavar="M", help="hubs that have to store a record before the log may forget it (default: N)")
+    acks = "hubs that have to store a record before the log may forget it (default: N)"
+    parser.add_argument("--acks", type=options.count(1), metavar="M", help=acks)
     parser.add_argument(
         "--degraded",
         choices=("wait", "continue"),

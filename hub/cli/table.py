@@ -81,7 +81,8 @@ def _run(arguments: argparse.Namespace) -> int:
     if verb not in VERBS:
         verb, paths = "show", arguments.words
     if len(paths) != VERBS.get(verb, 1) and verb != "show":
-        raise BadInput(f"kvspool table {verb} needs {'SOURCE and PATH' if VERBS[verb] == 2 else 'one PATH'}; kvspool table --help has examples")
+        needed = "SOURCE and PATH" if VERBS[verb] == 2 else "one PATH"
+        raise BadInput(f"kvspool table {verb} needs {needed}; kvspool table --help has examples")
     if len(paths) != VERBS.get(verb, 1):
         unknown = f"there is no command {arguments.words[0]}; use " if verb == "show" else ""
         raise BadInput(f"{unknown}kvspool table PATH, or append SOURCE PATH, optimize PATH or vacuum PATH")

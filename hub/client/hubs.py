@@ -33,7 +33,7 @@ def chosen(client: str, locations: list[str], choose: Choice = "hash", copies: i
     hub. "first": the first of the list. Raises ValueError for an invalid or repeated location, and for fewer locations than copies.
     """
     if not 1 <= copies <= len(locations):
-        raise ValueError(f"{copies} {'copy needs a hub' if copies == 1 else 'copies need as many hubs'}, and there are {len(locations)}: name others, separated by commas")
+        raise ValueError(f"as many copies as hubs are possible, at least one: {copies} are wanted, and {len(locations)} named")
     for location in locations:
         check(location)
     if len(set(locations)) < len(locations):

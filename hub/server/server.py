@@ -450,6 +450,7 @@ def _limits(limits: Limits, largest: int, memory: int | None) -> Limits:
     if memory is None:
         return limits
     if memory < SHARES * largest:
-        raise ValueError(f"a hub needs memory for {SHARES} batches of {sizes.show(largest)}, not {sizes.show(memory)}; give it more, or accept smaller batches")
+        words = f"a hub needs memory for {SHARES} batches of {sizes.show(largest)}, not {sizes.show(memory)}"
+        raise ValueError(f"{words}; give it more, or accept smaller batches")
     part = memory // 8
     return msgspec.structs.replace(limits, received_bytes=3 * part, working_bytes=2 * part, unsent_bytes=3 * part)

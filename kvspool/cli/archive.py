@@ -29,7 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--level", type=options.count(LEVELS[0], LEVELS[-1]), default=3, metavar="N", help="of zstd, 1 to 22 (default: %(default)s)"
     )
     parser.add_argument("--before", type=options.count(0), metavar="SEQUENCE", help="only segments wholly before this sequence")
-    parser.add_argument("--older-than", type=options.seconds, metavar="AGE", help="only segments without a write for so long; in seconds, or as 90m, 12h, 30d")
+    words = "only segments without a write for so long; in seconds, or as 90m, 12h, 30d"
+    parser.add_argument("--older-than", type=options.seconds, metavar="AGE", help=words)
     parser.add_argument("--undo", action="store_true", help="restore archived segments")
     parser.add_argument("--dry-run", action="store_true", help="only print which segments would change")
     options.add_timeout(parser, 60.0)

@@ -147,9 +147,8 @@ def isolation(arguments: argparse.Namespace) -> dict[str, Any]:
 def add_retention(parser: argparse._ActionsContainer) -> None:
     """Add the options for the retention of a journal."""
     parser.add_argument("--max-bytes", type=size, metavar="SIZE", help="of a journal: remove the oldest segments beyond this size")
-    parser.add_argument(
-        "--max-age", type=seconds, metavar="AGE", help="of a journal: remove segments with only older records; in seconds, or as 90m, 12h, 30d"
-    )
+    words = "of a journal: remove segments with only older records; in seconds, or as 90m, 12h, 30d"
+    parser.add_argument("--max-age", type=seconds, metavar="AGE", help=words)
     parser.add_argument(
         "--by-record", action="store_true", help="of a journal: --max-age counts the timestamps of records, not the time of the last write"
     )

@@ -43,7 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.forget:
             known = log.forget_producers(arguments.forget)
             if not known:
-                raise BadInput(f"{arguments.path} has no producer {' or '.join(map(repr, arguments.forget))}; `kvspool producers` lists them")
+                names = " or ".join(map(repr, arguments.forget))
+                raise BadInput(f"{arguments.path} has no producer {names}; `kvspool producers` lists them")
             others = "" if known == len(arguments.forget) else "; the log doesn't know the others"
             print(f"forgot {known} of {output.counted(len(arguments.forget), 'producer')}{others}")
             return 0

@@ -384,12 +384,13 @@ class Port:
         return found
 
     def process_state(self, pid: int) -> str:
-        """Return the state of a process as in its status file: "S (sleeping)", "T (stopped)"; "gone" if there is none."""
+        """Return the state of a process in the kernel's word: "sleeping", "stopped"; "gone" if there is none."""
         try:
             text = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
         except OSError:
             return "gone"
-        return next((line.split(None, 1)[1] for line in text.splitlines() if line.startswith("State:")), "unknown")
+        state = text.partition("\nState:")[2].partition("\n")[0]  # "S (sleeping)"
+        return state.partition("(")[2].removesuffix(")") or "unknown"
 
     def pid_namespace(self) -> int:
         """Return the inode of this process's pid namespace; a pid in another namespace means another process."""

@@ -68,9 +68,10 @@ def workers_of(shards: list[TaskStats]) -> list[TaskWorkerStats]:
         return shards[0].workers
     found: dict[tuple[int, str], TaskWorkerStats] = {}
     for one in (worker for shard in shards for worker in shard.workers):
-        before = found.get((one.pid, one.process), msgspec.structs.replace(one, tasks=0))
+        key = one.pid, one.process.partition(" (")[0]  # without its state, which may have changed from one shard to the next
+        before = found.get(key, msgspec.structs.replace(one, tasks=0))
         joined, tasks = min(before.joined, one.joined), before.tasks + one.tasks
-        found[one.pid, one.process] = msgspec.structs.replace(one, joined=joined, tasks=tasks)
+        found[key] = msgspec.structs.replace(one, joined=joined, tasks=tasks)
     return list(found.values())
 
 

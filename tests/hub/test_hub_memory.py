@@ -104,4 +104,4 @@ def test_large_compressed_batches_of_many_clients_take_turns(tmp_path: Path, cod
 def test_too_little_memory_is_refused(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "kvspool.cli", "hub", "serve", "--root", tmp_path / "root", "--anonymous", "--memory", "1MiB"]
     done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2 and f"a hub needs memory for {SHARES} batches of 64.0 MiB, not 1.0 MiB; give it more, or accept smaller batches" in done.stderr
+    assert done.returncode == 2 and f"for {SHARES} batches of 64.0 MiB, not 1.0 MiB; give it more, or accept smaller batches" in done.stderr

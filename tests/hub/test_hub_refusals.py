@@ -85,7 +85,7 @@ REFUSED = {
     "a page that doesn't answer": ("hub stats http://127.0.0.1:1", 9, "doesn't answer"),
     "a page at an address that is none": ("hub stats 'http://127.0.0.1:1/a b'", 9, "is that the page"),
     "deleting a reader that isn't there": ("hub readers root --delete spark", 2, "no reader"),
-    "a reader that isn't there, with a next step": ("hub readers root --delete spark", 2, "of a hub root `kvspool hub readers`, lists them"),
+    "deleting it, with a next step": ("hub readers root --delete spark", 2, "of a hub root `kvspool hub readers`, lists them"),
     "rules of clients with a space": ("hub retention root --client 'x y' --max-bytes 1", 2, "a client's id may have only the characters"),
     "a log as a root": ("hub stats log", 4, "is one log, not a hub root; `kvspool stats` shows it"),
     "a page at a port without one": ("hub stats http://127.0.0.1:1", 9, "doesn't answer: Connection refused; is that the page"),
@@ -131,13 +131,13 @@ REFUSED = {
     "shipping with a token that isn't there": (f"{SHIP} --token-file none", 2, "none can't be read (No such file or directory); check"),
     "shipping with a token of others": (f"{SHIP} --token-file loose.token", 2, "chmod 600"),
     "shipping with an authority that is none": (f"{TLS} --ca file", 2, "file can't be used for TLS"),
-    "shipping with a key of another certificate": (f"{TLS} --certificate pki/clients/jfk.pem --key pki/server.key", 2, "can't be used for TLS"),
-    "shipping to more hubs than there are": (f"{SHIP} --copies 2", 2, "2 copies need as many hubs, and there are 1: name others"),
+    "shipping with a key of another certificate": (f"{TLS} --certificate pki/clients/jfk.pem --key pki/ca.key", 2, "used for TLS"),
+    "shipping to more hubs than there are": (f"{SHIP} --copies 2", 2, "as many copies as hubs are possible, at least one: 2 are wanted"),
     "shipping to no hub": (f"{SHIP} --copies 0", 2, "a whole number of at least 1, not '0'"),
     "the state of no shipper": ("ship status", 2, "ship status needs the ADDRESS of a shipper"),
     # Tables.
     "a log as a table": ("table log", 3, "is not a Delta table: it has no _delta_log; give another path"),
-    "a table without a source": ("table append new", 2, "kvspool table append needs SOURCE and PATH; kvspool table --help"),
+    "a table without a source": ("table append new", 2, "table append needs SOURCE and PATH; kvspool table --help"),
     "a table that doesn't exist": ("table none", 3, "none does not exist; kvspool table append SOURCE PATH and pipelines create tables"),
 }
 

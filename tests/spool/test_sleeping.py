@@ -71,15 +71,15 @@ def sleepers_of(log: Spool, count: int, limit: int) -> list[Any]:
         ready.close()
         posix_ipc.unlink_semaphore(name)
     for sleeper in sleepers:
-        await_state(sleeper.pid, "S")
+        await_state(sleeper.pid, "sleeping")
     await_sleeper(log)
     return sleepers
 
 
 def await_state(pid: int, state: str) -> None:
-    """Return when a process is in a state of the kernel: "S" asleep, "T" stopped."""
+    """Return when a process is in a state of the kernel: "sleeping", "stopped"."""
     deadline = time.monotonic() + 30
-    while system.port.process_state(pid)[:1] != state:
+    while system.port.process_state(pid) != state:
         assert time.monotonic() < deadline
         time.sleep(0.001)
 

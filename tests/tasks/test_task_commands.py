@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -16,7 +17,9 @@ import pytest
 import hub
 import kvspool
 import shard
+from kvspool import system
 from kvspool.cli import main
+from kvspool.tasks.stats import workers_of
 
 KINDS = ("spool", "kvj", "set", "hub")
 
@@ -61,7 +64,7 @@ def test_the_command_shows_lists_and_dead_letters_and_puts_them_back(
     assert (letter["tasks"], letter["deliveries"], letter["sequence"]) == ("t", 1, tasks[0].sequence)
     assert main(["tasks", path, "t", "--dead"]) == 0
     shown = capsys.readouterr().out
-    assert "bad" in shown
+    assert "bad" in shown and "│" not in shown  # plain columns
     assert "\x1b" not in shown
     assert main(["tasks", path, "t", "--requeue"]) == 0
     assert "put 1 record of 't' back" in capsys.readouterr().out
@@ -71,6 +74,15 @@ def test_the_command_shows_lists_and_dead_letters_and_puts_them_back(
         values = [(task.key, task.data) for task in worker.follow(timeout=0)]
         assert (tasks[0].key, tasks[0].data) in values
         assert len(values) == 4
+
+
+def test_a_worker_of_several_shards_is_one_whatever_it_does_at_the_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with shard.create(tmp_path / "set", bits=2, capacity="64KiB") as shards, shards.tasks("t"):
+        states = itertools.cycle(("sleeping", "running", "disk sleep"))
+        monkeypatch.setattr(type(system.port), "process_state", lambda port, pid: next(states))
+        found = shards.task_stats()
+        assert len({one.workers[0].process for one in found}) == 3
+        assert len(workers_of(found)) == 1
 
 
 def test_wrong_uses_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

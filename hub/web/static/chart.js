@@ -5,7 +5,8 @@ const RANGES = {
   seconds: { rows: 600, name: "10 min", keep: 600, tick: 120 },
   minutes: { rows: 1440, name: "24 h", keep: 1440, tick: 4 * 3600 },
 }; // tick: seconds between two times of the axis
-const FREE = [0.09, 0.78]; // part of the axis that has times: they must not leave it, or reach the word "now" in a narrow chart
+const LABEL = 40; // pixels of a time on the axis
+const NARROW = 220; // pixels of an axis that isn't shown yet
 const RECENT = 60; // seconds of a client's small curve
 
 class Chart {
@@ -58,9 +59,11 @@ class Chart {
     const offset = new Date(now * 1000).getTimezoneOffset() * 60;
     const found = [];
     for (let at = Math.floor((now - offset) / tick) * tick + offset; at > now - span; at -= tick) found.push(at);
-    const places = found.map((at) => [1 - (now - at) / span, at]).filter(([place]) => place > FREE[0] && place < FREE[1]);
+    const places = found.map((at) => [1 - (now - at) / span, at]);
     set(this.times, "d", places.map(([place]) => `M${(1000 * place).toFixed(1)},0V100`).join(""));
-    const labels = [...places.map(([place, at]) => [place, minute(at * 1000), ""]).reverse(), [1, "now", "last"]];
+    const label = LABEL / (this.svg.clientWidth || NARROW); // as a part of the axis; a time must not leave it, or reach the word "now"
+    const shown = places.filter(([place]) => place > label / 2 && place < 1 - 1.3 * label);
+    const labels = [...shown.map(([place, at]) => [place, minute(at * 1000), ""]).reverse(), [1, "now", "last"]];
     while (this.axis.children.length > labels.length) this.axis.lastChild.remove();
     labels.forEach(([place, text, name], index) => {
       const label = this.axis.children[index] || this.axis.appendChild(make("span"));
