@@ -101,7 +101,11 @@ class Budget(Handle):
 
     def fits(self, size: int, share: Share) -> bool:
         """Return whether a request of this size can ever be granted."""
-        return size <= min(self.most - self._reserve, share.most)
+        return size <= self.largest(share)
+
+    def largest(self, share: Share) -> int:
+        """Return the bytes of the largest request that can ever be granted."""
+        return min(self.most - self._reserve, share.most)
 
     def try_grant(self, size: int, share: Share) -> Grant | None:
         """Return a grant, unless that needs waiting."""
@@ -113,7 +117,7 @@ class Budget(Handle):
         Raises ValueError if it can never be granted.
         """
         if not self.fits(size, share):
-            raise ValueError(TOO_LARGE.format(size=size, most=min(self.most - self._reserve, share.most)))
+            raise ValueError(TOO_LARGE.format(size=size, most=self.largest(share)))
         if (grant := self.try_grant(size, share)) is not None:
             granted(grant)
             return None

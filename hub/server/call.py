@@ -257,6 +257,11 @@ class Call(Handle):
         """Wait for working memory. Raises Status RESOURCE_EXHAUSTED if there will never be so much."""
         return await self._granted(self._resources.working, self._resources.working_share, size)
 
+    @property
+    def most_room(self) -> int:
+        """Return the most bytes that `room` can grant."""
+        return self._resources.unsent.largest(self._resources.unsent_share)
+
     async def room(self, size: int) -> Grant:
         """Wait for memory of messages to be sent. Raises Status RESOURCE_EXHAUSTED if there will never be so much."""
         return await self._granted(self._resources.unsent, self._resources.unsent_share, size)

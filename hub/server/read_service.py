@@ -38,7 +38,7 @@ from shard.merged import Log
 from shard.shardset import open_shard
 
 LARGEST_CRITERIA = 200  # bytes
-ROOM = 4 << 20  # bytes of memory for reading a batch; the batch of a larger record is read again, once it has more
+ROOM = 4 << 20  # bytes of memory for reading a batch; a larger record is read once it has more
 BATCH_BYTES = 2 << 20  # of the values of a batch: a tenth less work than with half of it, and hardly less with more
 COPIED = 1 << 16  # bytes of a message up to which it is copied
 _SCHEMA, _CODED_SCHEMA = (memoryview(schema.serialize()) for schema in (arrow.SCHEMA, arrow.CODED_SCHEMA))
@@ -104,7 +104,7 @@ class ReadService(Handle):
 
     async def read(self, call: Call, ticket: bytes, may_read: MayRead) -> None:
         """Send the records of a ticket."""
-        parts = await call.run(self._open, ticket, may_read)
+        parts = await call.run(self._open, ticket, may_read, call.most_room)
         try:
             room = await call.room(ROOM)
             while (part := await call.run(next, parts, None)) is not None:
@@ -144,13 +144,13 @@ class ReadService(Handle):
             _encode(_EncodedClientState(query.client, states[0].bits, list(map(msgspec.Raw, encoded)))),
         )
 
-    def _open(self, ticket: bytes, may_read: MayRead) -> Generator[StreamPart]:
-        """Return the stream of a ticket."""
+    def _open(self, ticket: bytes, may_read: MayRead, most: int) -> Generator[StreamPart]:
+        """Return the stream of a ticket. most: bytes of memory that it can have."""
         wanted = reading.decode_ticket(ticket)
         _check_right(wanted.client, may_read)
-        return self._stream(self.index.path(wanted.client, wanted.shard), wanted, may_read)
+        return self._stream(self.index.path(wanted.client, wanted.shard), wanted, may_read, most)
 
-    def _stream(self, path: Path, ticket: Ticket, may_read: MayRead) -> Generator[StreamPart]:
+    def _stream(self, path: Path, ticket: Ticket, may_read: MayRead, most: int) -> Generator[StreamPart]:
         """Yield the messages of one shard; Gaps and the end are sent with empty batches."""
         schema = columns.schema_of(ticket)
         encoder = BatchEncoder(schema)
@@ -160,7 +160,7 @@ class ReadService(Handle):
                 _check_log(log, path, ticket)
             if ticket.isolation == "synced":
                 log.sync()  # no other process may ever do it
-            with closing(_Reading(log, ticket)) as source:
+            with closing(_Reading(log, ticket, most)) as source:
                 for item in source:
                     _check_right(ticket.client, may_read)
                     if self._is_closing:
@@ -190,8 +190,8 @@ def _part(header: bytes, body: list[memoryview] | None = None, metadata: BatchMe
 class _Reading(Handle):
     """The items of a log that a ticket selects: coded batches, and Gaps. A number: the bytes of memory that the next step needs."""
 
-    def __init__(self, log: Log, ticket: Ticket) -> None:
-        """Begin; up to the present end. Raises Unexpected for a start that isn't written yet."""
+    def __init__(self, log: Log, ticket: Ticket, most: int) -> None:
+        """Begin; up to the present end. most: the largest number to yield. Raises Unexpected for a start that isn't written yet."""
         self._end = end = log.end()
         if ticket.end is not None:
             self._end = min(end, ticket.end)
@@ -199,6 +199,7 @@ class _Reading(Handle):
         if start == "earliest" and self._end < end:
             start = min(self._end, log.extent()[0])
         self._log = log
+        self._most = most
         self._isolation = ticket.isolation
         try:
             self._cursor = self._cursor_at(start)
@@ -219,17 +220,24 @@ class _Reading(Handle):
         return int(self._cursor.sequence) if self._stopped_at is None else self._stopped_at
 
     def __iter__(self) -> Iterator[pa.RecordBatch | Gap | int]:
-        left, room = self._limit, ROOM
+        left, room, needs = self._limit, ROOM, 0  # needs: bytes of a large record that may be read now
         while self._stopped_at is None and (left is None or left > 0):
             most = arrow.BATCH if left is None else min(arrow.BATCH, left)
+            self._cursor.largest = needs or room
             found = arrow.next_batch(self._cursor, most, coded=True, bytes=BATCH_BYTES)
             if isinstance(found, Gap):
                 yield found
                 continue
-            if not found.num_rows:
+            if not found.num_rows and not self._cursor.needs:
                 return
+            if not found.num_rows:  # a large record, or damage that looks like one
+                needs = self._cursor.needs
+                room = min(needs + COPIED, self._most)
+                yield room
+                continue
+            needs = 0
             needed = found.nbytes + COPIED
-            if needed > room:
+            if needed > room:  # a ring, or a format without the sizes of records, returns a large record at once
                 self._go_back(found.column("sequence")[0].as_py())
                 del found
                 room = needed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -42,9 +43,12 @@ class Waiter(Protocol):
 class Cursor(Handle, ABC):
     """Moves over a log, and turns the records that it can't return into Gaps. It takes no lock.
 
-    missed: how many sequences were in Gaps so far.
+    missed: how many sequences were in Gaps so far. largest: bytes; the cursor of a journal doesn't read a larger record. It returns none
+    then, and sets `needs` to the record's bytes, which are those of damage perhaps.
     """
 
+    largest = sys.maxsize
+    needs = 0
     AT_ONCE: ClassVar[int]  # records that an iteration fetches at once
     missed: int
 

@@ -101,6 +101,7 @@ class SegmentCursor(cursor.Cursor):
         is_greedy: let it also have further records of the same segment while it wants more, not only those read at once. Never returns a
         Gap after records: the next call does.
         """
+        self.needs = 0
         bound = LAST_SEQUENCE if self.end is None else self.end
         if self.limit is not None:
             limit = self.limit()
@@ -229,6 +230,9 @@ class SegmentCursor(cursor.Cursor):
         """A frame extends past the bytes read: read more, or wait until it is whole."""
         seen, there = self._data, segment.size() - self.position
         had = len(seen)
+        if self.largest < need <= there:
+            self.needs, self._has_more = need, False
+            return None
         if had < there and need <= there:
             self._size = min(max(self._size, need, 2 * had), there)
             self._data = segment.read(self.position, self._size)

@@ -11,6 +11,7 @@ import kvspool
 from kvspool import Codec, Gap, Record
 from kvspool.errors import Corruption, GapError, TooLarge, UnknownVersion
 from kvspool.journal import Journal, JournalBatch
+from kvspool.journal.cursor import CHUNK
 from kvspool.journal.format import Before
 from kvspool.journal.formats.kvj import HEAD, HEADER, Kvj
 from kvspool.record import NO_TIME
@@ -48,6 +49,39 @@ def test_last_passes_over_sequences_that_were_left_out(tmp_path: Path) -> None:
         sequences = [*range(9), 12, 13, 1000, 1001, 10**18, 10**18 + 1]
         for count in range(20):
             assert [record.sequence for record in log.last(count)] == sequences[len(sequences) - min(count, len(sequences)) :]
+
+
+def test_a_record_beyond_a_cursor_s_largest_one_is_read_once_that_is_permitted(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    with kvspool.create(tmp_path / "log", format="kvj") as log:
+        log.append_many([b"small", b"x" * (1 << 20), b"last"])
+        with closing(log.cursor("earliest", bounded=True)) as cursor:
+            cursor.largest = 1 << 19
+            assert (cursor.next_batch(10, True, 1 << 16)["value"].to_pylist(), cursor.needs) == ([b"small"], 0)
+            for _ in range(2):
+                assert (cursor.next_batch(10, True, 1 << 16).num_rows, cursor.needs) == (0, (1 << 20) + 28)
+            assert len(cursor._data) <= CHUNK
+            cursor.largest = cursor.needs
+            assert [cursor.next_batch(10, True, 1 << 16).num_rows, cursor.needs] == [1, 0]
+            assert (cursor.next_batch(10, True, 1 << 16)["value"].to_pylist(), cursor.needs) == ([b"last"], 0)
+            assert (cursor.next_batch(10, True, 1 << 16).num_rows, cursor.needs) == (0, 0)
+
+
+def test_a_damaged_size_beyond_a_cursor_s_largest_record_is_a_gap_once_that_is_permitted(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    with kvspool.create(tmp_path / "log", format="kvj") as log:
+        log.append_many([b"first", *[b"x" * (1 << 18)] * 4])
+        segment = next((tmp_path / "log" / "kvj").iterdir())
+        with segment.open("r+b") as file:
+            file.seek(segment.read_bytes().index(b"first") - 24)
+            file.write((1 << 20).to_bytes(4, "big"))
+        with closing(log.cursor("earliest", bounded=True)) as cursor:
+            cursor.largest = 1 << 19
+            assert (cursor.next_batch(10, True, 1 << 16).num_rows, cursor.needs) == (0, 1 << 20)
+            cursor.largest = cursor.needs
+            gap = cursor.next_batch(10, True, 1 << 16)
+            assert isinstance(gap, Gap) and (gap.first, gap.last, gap.reason, cursor.needs) == (0, 0, "damaged", 0)
+            assert cursor.next_batch(10, True, 1 << 16).num_rows == 1
 
 
 def test_golden_bytes(tmp_path: Path) -> None:
