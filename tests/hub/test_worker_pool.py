@@ -121,8 +121,9 @@ def test_the_threads_of_a_pool_that_is_shut_down_while_work_waits_all_end(monkey
     monkeypatch.setattr(worker_pool, "QUICK", 0.0)
     pool = WorkerPool(3, "tested")
     many = [blocked(pool) for _ in range(3)]
-    for _, has_begun, may_end in many:
+    for _, has_begun, _ in many:
         assert has_begun.wait(PATIENCE)
+    for _, _, may_end in many:
         may_end.set()
     eventually(lambda: pool._idle == 3)
     monkeypatch.setattr(worker_pool, "QUICK", 10 * PATIENCE)
@@ -156,8 +157,9 @@ def test_work_is_done_by_fewer_threads_where_the_system_permits_no_more(pool: Wo
     may_end.set()
     assert (first.result(PATIENCE), second.result(PATIENCE)) == (True, 4)
     slow = [blocked(pool) for _ in range(4)]
-    for future, has_begun, may_end in slow:
+    for _, has_begun, _ in slow:
         assert has_begun.wait(PATIENCE), "it starts threads again"
+    for future, _, may_end in slow:
         may_end.set()
         assert future.result(PATIENCE)
 
