@@ -328,7 +328,7 @@ def test_killed_and_stopped_sleepers_cost_one_wake_up(log: Spool) -> None:
             sleeper()
     stopped = sleepers[2].pid
     os.kill(stopped, signal.SIGSTOP)
-    await_state(stopped, "T")
+    await_state(stopped, "stopped")
     rings = word(log, frames.RINGS)
     for at in range(50):
         log.append(b"%d" % at)
