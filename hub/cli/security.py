@@ -17,7 +17,8 @@ TOKEN = "KVSPOOL_TOKEN"  # the environment variable
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Add the options."""
+    """Add the options of a command that connects to hubs. gRPC prints no lines of its own: the command has words for its errors."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     group = parser.add_argument_group("security", "Files are read again for each connection, so that they can be replaced at any time.")
     group.add_argument("--token-file", type=Path, metavar="FILE", help=f"file with the token, mode 600 (default: the variable {TOKEN})")
     group.add_argument("--ca", type=Path, metavar="FILE", help="certificates (PEM) of trusted authorities (default: those of the system)")

@@ -158,3 +158,10 @@ def test_a_conflict_ends_the_command_with_its_code(anonymous: Hub, log: Path, tm
     fenced = run("ship", log, anonymous.location, "--client", "web", "--once", code=9).err
     assert "another log has replaced this one" in fenced
     assert len(received(tmp_path / "root")) == 101
+
+
+def test_grpc_prints_no_lines_of_its_own(anonymous: Hub) -> None:
+    location = anonymous.location.replace("grpc://", "grpc+tls://")
+    done = subprocess.run([*KVSPOOL, "hub", "status", location], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr == f"kvspool: {location} doesn't answer: it doesn't use TLS; check the port, or use grpc://\n"
