@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -364,6 +365,28 @@ def test_closing_an_iteration_in_another_thread_while_it_copies_a_record_ends_it
     finally:
         sys.setswitchinterval(interval)
     assert raised == []
+
+
+class TakenFirst(OrderedDict[Any, Any]):
+    """Open segments, of which another thread always takes the last one first."""
+
+    def popitem(self, last: bool = True) -> tuple[Any, Any]:
+        _, segment = super().popitem(last)
+        segment.close()
+        return super().popitem(last)
+
+
+def test_two_threads_may_release_a_journal_at_once(tmp_path: Path) -> None:
+    """The thread that closes an iteration, and the one that it wakes."""
+    with kvspool.create(tmp_path / "log", format="kvj") as log:
+        log.append(b"first")
+        items: Any = log.follow()
+        next(items)
+        segments = items.cursor.segments
+        segments._open = TakenFirst(segments._open)
+        assert len(segments._open) == 1
+        items.close()
+        assert not segments._open
 
 
 def test_an_iteration_that_is_added_while_the_handle_is_closed_ends_too(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from pyiceberg.io import OutputFile
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.table import Table as PyIcebergTable
 from pyiceberg.table.update import AssertRefSnapshotId, TableRequirement, TableUpdate
+from sqlalchemy import NullPool, create_engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from hub.tables import files as data_files
@@ -195,11 +196,16 @@ class NumberMoved(ValidationException):
 
 
 class IcebergCatalog(SqlCatalog):
-    """The catalog of one table. expected: the numbers of application transactions with which the next commit begins."""
+    """The catalog of one table. It has an open connection only during a call, so there is nothing to close.
+
+    expected: the numbers of application transactions with which the next commit begins.
+    """
 
     def __init__(self, folder: Path) -> None:
         place = {"uri": f"sqlite:///{folder / DATABASE}", "warehouse": f"file://{folder}"}
         super().__init__(CATALOG, **place, **{"py-io-impl": f"{__name__}.{FlushedFileIO.__name__}"})
+        self.close()
+        self.engine = create_engine(place["uri"], poolclass=NullPool)
         self.expected: dict[str, int | None] = {}
 
     def commit_table(self, table: PyIcebergTable, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]) -> Any:

@@ -453,9 +453,9 @@ class FileWaiter(Handle):
 
     def unpark(self) -> None:
         self._is_calm = False
-        if self._sleeper is not None:
-            self._sleeper.close()
-            self._sleeper = None
+        sleeper, self._sleeper = self._sleeper, None  # another thread may close the iteration at the same time
+        if sleeper is not None:
+            sleeper.close()
 
     def wake(self) -> None:
         self._is_woken = True

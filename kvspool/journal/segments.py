@@ -203,6 +203,7 @@ class Segments:
         return segment.begin
 
     def close(self) -> None:
-        """Release the descriptors."""
-        while self._open:
-            self._open.popitem()[1].close()
+        """Release the descriptors. Two threads may do it at once: each takes segments out until there are none."""
+        with suppress(KeyError):
+            while True:
+                self._open.popitem()[1].close()

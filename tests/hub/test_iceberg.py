@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +46,8 @@ def numbers_of(path: Path) -> list[int]:
     """Return the rows as pyiceberg alone reads them."""
     from pyiceberg.catalog.sql import SqlCatalog
 
-    table = SqlCatalog("kvspool", uri=f"sqlite:///{path / DATABASE}").load_table("kvspool.rows")
-    return sorted(table.scan().to_arrow().column("row").to_pylist())
+    with closing(SqlCatalog("kvspool", uri=f"sqlite:///{path / DATABASE}")) as catalog:
+        return sorted(catalog.load_table("kvspool.rows").scan().to_arrow().column("row").to_pylist())
 
 
 def test_a_repeated_batch_adds_nothing_and_batches_without_rows_count(tmp_path: Path) -> None:
@@ -62,6 +63,14 @@ def test_a_repeated_batch_adds_nothing_and_batches_without_rows_count(tmp_path: 
     assert numbers_of(tmp_path / "t") == [0, 1, 2, 3, 4]
     assert (tmp_path / "t" / DATABASE).stat().st_mode & 0o777 == 0o600
     assert (tmp_path / "t").stat().st_mode & 0o777 == 0o700
+
+
+def test_no_connection_to_the_catalog_is_left_open(tmp_path: Path) -> None:
+    table = made(tmp_path / "t")
+    table.commit(written(table.place, rows(range(3))), {"q": Change(None, 0)})
+    table.refresh()
+    opened = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    assert str(tmp_path / "t" / DATABASE) not in opened
 
 
 @pytest.mark.parametrize(("app", "batch"), [("q", range(3, 5)), ("other", range(10, 12))])
