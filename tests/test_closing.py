@@ -367,13 +367,20 @@ def test_closing_an_iteration_in_another_thread_while_it_copies_a_record_ends_it
     assert raised == []
 
 
-class TakenFirst(OrderedDict[Any, Any]):
-    """Open segments, of which another thread always takes the last one first."""
+class Contested(OrderedDict[Any, Any]):
+    """Open segments that another thread releases, too, as soon as one does."""
+
+    def __init__(self, segments: Any) -> None:
+        super().__init__(segments._open)
+        self.segments = segments
 
     def popitem(self, last: bool = True) -> tuple[Any, Any]:
-        _, segment = super().popitem(last)
-        segment.close()
+        super().popitem(last)
         return super().popitem(last)
+
+    def values(self) -> Any:
+        self.segments.close()
+        return super().values()
 
 
 def test_two_threads_may_release_a_journal_at_once(tmp_path: Path) -> None:
@@ -383,10 +390,10 @@ def test_two_threads_may_release_a_journal_at_once(tmp_path: Path) -> None:
         items: Any = log.follow()
         next(items)
         segments = items.cursor.segments
-        segments._open = TakenFirst(segments._open)
-        assert len(segments._open) == 1
+        (segment,) = segments._open.values()
+        segments._open = Contested(segments)
         items.close()
-        assert not segments._open
+        assert not segments._open and segment._file.is_closed
 
 
 def test_an_iteration_that_is_added_while_the_handle_is_closed_ends_too(tmp_path: Path) -> None:

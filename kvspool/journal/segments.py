@@ -203,7 +203,7 @@ class Segments:
         return segment.begin
 
     def close(self) -> None:
-        """Release the descriptors. Two threads may do it at once: each takes segments out until there are none."""
-        with suppress(KeyError):
-            while True:
-                self._open.popitem()[1].close()
+        """Release the descriptors. Two threads may do it at once, so nothing is taken out of the dict."""
+        opened, self._open = self._open, OrderedDict()
+        for segment in opened.values():
+            segment.close()

@@ -51,7 +51,14 @@ def _boot_id() -> bytes:
 
 
 _own_start: dict[int, int] = {}  # the start of this process, by its id
-os.register_at_fork(after_in_child=_own_start.clear)
+
+
+def _in_child() -> None:
+    global _own_start
+    _own_start = {}  # another one: free-threaded builds lock a dict to clear it, and another thread of the parent may have held its lock
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 class Port:
