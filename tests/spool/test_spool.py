@@ -436,13 +436,13 @@ def test_a_stopped_holder_is_named_and_keeps_its_lock(log: Spool, holder: Any) -
     os.kill(holder.pid, signal.SIGSTOP)
     os.waitid(os.P_PID, holder.pid, os.WSTOPPED)
     for _ in range(3):
-        with pytest.raises(errors.LockTimeout, match=rf"no lock within 0\.05 s: .*process {holder.pid} \(T \(stopped\)\)"):
+        with pytest.raises(errors.LockTimeout, match=rf"no lock within 0\.05 s: .*process {holder.pid} \(stopped\)"):
             log.append(b"x")
     with pytest.raises(TimeoutError):
         log.append_many([b"x"])
     assert list(log) == []
     os.kill(holder.pid, signal.SIGCONT)
-    with pytest.raises(errors.LockTimeout, match=rf"process {holder.pid} \(S \(sleeping\)\)"):
+    with pytest.raises(errors.LockTimeout, match=rf"process {holder.pid} \(sleeping\)"):
         log.append(b"x")
     assert log.stats().next_sequence == 0
 
