@@ -11,7 +11,7 @@ def check_client(client: str) -> str:
     """Return a client's id. Raises ValueError if it is empty, too long, or could leave the root."""
     if not client:
         raise ValueError("a client's id is not empty")
-    if not route.is_prefix(client):
+    if not isinstance(client, str) or not route.is_prefix(client):
         raise ValueError(f"a client's id may have only the characters a-z A-Z 0-9 _ -, not {client!r}")
     if len(client) > LONGEST_ID:
         raise ValueError(f"a client's id has at most {LONGEST_ID} bytes, not {len(client)}")
