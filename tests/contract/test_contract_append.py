@@ -20,9 +20,9 @@ def test_each_append_gets_the_next_sequence(log: Log) -> None:
     assert [log.append(b"%04d" % number) for number in range(40)] == list(range(40))
     assert log.append_many([b"more"] * 3) == range(40, 43)
     assert log.append_many([]).start == 43  # all empty ranges are equal
-    assert log.append(b"last") == 43
-    assert [record.sequence for record in log.read()] == list(range(44))
-    assert log.extent() == (0, 44)
+    assert log.append_many(value for value in (b"next", b"last")) == range(43, 45)
+    assert [record.sequence for record in log.read()] == list(range(45))
+    assert log.extent() == (0, 45)
 
 
 def test_an_append_is_seen_by_every_other_handle_when_it_returns(log: Log) -> None:
@@ -34,15 +34,22 @@ def test_an_append_is_seen_by_every_other_handle_when_it_returns(log: Log) -> No
             assert log.get(2 * number + 1).value == b"mine"
 
 
-def test_threads_of_one_handle_get_different_sequences(log: Log) -> None:
-    found: list[int] = []
-    threads = [threading.Thread(target=lambda: found.extend(log.append(b"four") for _ in range(50))) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+def test_threads_of_two_handles_get_different_sequences(log: Log) -> None:
+    found: dict[int, bytes] = {}
+
+    def write(handle: Log, name: int) -> None:
+        for number in range(50):
+            value = b"%d.%02d" % (name, number)
+            found[handle.append(value)] = value
+
+    with kvspool.open(log.path) as other:
+        threads = [threading.Thread(target=write, args=(handle, name)) for name, handle in enumerate((log, log, other, other))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
     assert sorted(found) == list(range(200))
-    assert len(log) == 200
+    assert [record.value for record in log] == [found[number] for number in range(200)]
 
 
 @pytest.mark.parametrize("wrong", ["abcd", b"abcd", bytearray(b"abcd"), memoryview(b"abcd")], ids=lambda wrong: type(wrong).__name__)
@@ -64,6 +71,7 @@ def test_one_value_is_no_batch(log: Log, wrong: Any) -> None:
         ({"timestamp": 1 << 63}, ValueError),
         ({"key": 7}, TypeError),
         ({"key": ["k"]}, TypeError),
+        ({"key": bytearray(b"k")}, TypeError),
     ],
 )
 def test_bad_arguments_append_nothing(log: Log, arguments: dict[str, Any], error: type[Exception]) -> None:
@@ -176,10 +184,12 @@ def test_timestamps_never_decrease(log: Log) -> None:
         log.append(b"four")
         assert log.last()[0].timestamp == 0
         return
-    log.append(b"four", timestamp=1000)
-    log.append(b"four", timestamp=10)
-    log.append_many([b"four"] * 2, timestamp=2000)
-    assert [record.timestamp for record in log] == [1000, 1000, 2000, 2000]
+    with kvspool.open(log.path) as other:
+        log.append(b"four", timestamp=1000)
+        other.append(b"four", timestamp=10)
+        other.append_many([b"four"] * 2, timestamp=2000)
+        log.append(b"four", timestamp=1500)
+    assert [record.timestamp for record in log] == [1000, 1000, 2000, 2000, 2000]
 
 
 @pytest.mark.parametrize("level", ["memory", "os", "disk"])

@@ -55,8 +55,23 @@ def test_all_records_are_read_as_those_of_one_log(many: Any) -> None:
     assert values(many.read(limit=7)) == list(many.read_values(limit=7)) == expected(0, 7)
     assert list(many.read("latest")) == list(many.read_values("latest")) == []
     late = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=16.5)
-    assert values(many.read(late)) == list(many.read_values(late)) == expected(17)
+    assert values(many.read(late)) == list(many.read_values(late)) == values(many.follow(late, timeout=0)) == expected(17)
+    assert values(many.read(late + timedelta(days=1))) == []
     assert sum(end - first for first, end in many.extent().values()) == COUNT
+
+
+def test_a_read_ends_where_the_logs_ended_when_it_began(many: Any, shards: shard.ShardSet) -> None:
+    reading = many.read()
+    shards.append(b"late")
+    assert values(reading) == expected()
+    assert list(reading) == []
+    assert len(list(many)) == COUNT + 1
+
+
+@pytest.mark.parametrize("limit", [0, 1, COUNT, COUNT + 1])
+def test_a_limit_ends_a_read(many: Any, limit: int) -> None:
+    most = min(limit, COUNT)
+    assert values(many.read(limit=limit)) == values(many.follow(limit=limit, timeout=0)) == expected(0, most)
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, COUNT, 99])
@@ -106,13 +121,14 @@ def test_a_gap_says_which_records_of_a_shard_are_lost(shards: shard.ShardSet, ve
     first = log.extent()[0]
     with hub.open(shards.path) as root:
         for many, start in ((shards, {2: 0, 1: 0}), (root.reader("r"), None)):
-            more = {"timeout": 0} if verb == "follow" else {}
-            if start is None:
-                many.seek({("JFK", 2): 0})
-            reading = getattr(many, verb)(**({} if start is None else {"start": start}), on_gap="yield", **more)
-            gaps = [item for item in reading if isinstance(item, Gap)]
-            assert [(gap.first, gap.last) for gap in gaps] == [(0, first - 1)]
-            assert reading.missed == first
+            for on_gap in ("yield", "skip"):
+                more = {"timeout": 0} if verb == "follow" else {}
+                if start is None:
+                    many.seek({("JFK", 2): 0})
+                reading = getattr(many, verb)(**({} if start is None else {"start": start}), on_gap=on_gap, **more)
+                gaps = [item for item in reading if isinstance(item, Gap)]
+                assert [(gap.first, gap.last) for gap in gaps] == ([(0, first - 1)] if on_gap == "yield" else [])
+                assert reading.missed == first
     with pytest.raises(GapError):
         shards.get(2, 0)
     assert len(shards.last(5)) == min(5, len(shards))
@@ -256,6 +272,7 @@ def test_every_shared_verb_of_a_closed_handle_raises_closed(many: Any, name: str
     many.close()
     many.close()
     assert many.closed
+    assert repr(many).endswith(" closed>")
     with pytest.raises(Closed):
         CALLS[name](many)
 

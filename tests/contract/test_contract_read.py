@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -26,6 +26,7 @@ def test_a_read_has_every_record_from_its_start_on(filled: Log) -> None:
     for start in (0, 1, 7, 29):
         assert sequences(filled.read(start)) == list(range(start, 30))
         assert list(filled.read_values(start)) == [b"%04d" % number for number in range(start, 30)]
+        assert sequences(filled.follow(start, timeout=0)) == list(range(start, 30))
     assert sequences(filled.read("earliest")) == list(range(30))
     assert list(filled.read("latest")) == list(filled.read(30)) == []
 
@@ -70,6 +71,11 @@ def test_a_read_ends_where_the_log_ended_when_it_began(filled: Log) -> None:
     assert next(reading).sequence == 25
     filled.append_many([b"late"] * 5)
     assert sequences(reading) == [26, 27, 28, 29]
+
+
+def test_two_reads_do_not_disturb_each_other(filled: Log) -> None:
+    one, other = filled.read(), filled.read(5)
+    assert [next(one).sequence, next(other).sequence, next(one).sequence, next(other).sequence] == [0, 5, 1, 6]
 
 
 def test_get_returns_one_record(filled: Log) -> None:
@@ -152,6 +158,8 @@ def test_a_read_from_a_time_begins_at_the_first_record_that_is_not_earlier(log: 
         return
     assert sequences(log.read(epoch + timedelta(seconds=17))) == list(range(17, 30))
     assert sequences(log.read(epoch + timedelta(seconds=16.5))) == list(range(17, 30))
+    assert sequences(log.follow((epoch + timedelta(seconds=17)).astimezone(timezone(timedelta(hours=2))), timeout=0)) == list(range(17, 30))
+    assert log.get(17).time == epoch + timedelta(seconds=17)
     assert sequences(log.read(epoch + timedelta(days=1))) == []
     assert sequences(log.read(datetime.min.replace(tzinfo=UTC))) == list(range(30))
     assert sequences(log.read(datetime.max.replace(tzinfo=UTC))) == []
@@ -191,11 +199,15 @@ def test_a_gap_says_exactly_which_records_are_lost(lost: tuple[Log, int]) -> Non
         next(reading)
     gap = raised.value.gap
     assert (gap.first, gap.last, gap.count, gap.path) == (0, first - 1, first, str(log.path))
+    assert gap.reason == ("overrun" if log.kind == "spool" else "trimmed")
+    assert f"{first} records lost ({gap.reason}): sequences 0 to {first - 1}" in str(raised.value)
     assert sequences(reading) == list(range(first, end))
     assert reading.missed == first
     yielded = list(log.read(0, on_gap="yield"))
     assert yielded[0] == gap
     assert not any(isinstance(item, Gap) for item in yielded[1:])
+    assert len(list(log.read(0, on_gap="yield", limit=2))) == 3  # a Gap does not count against the limit
+    assert sequences(log.read(0, on_gap="skip", limit=2)) == [first, first + 1]
     skipping = log.read(0, on_gap="skip")
     assert sequences(skipping) == list(range(first, end))
     assert skipping.missed == first

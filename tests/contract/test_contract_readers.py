@@ -264,6 +264,7 @@ def test_a_closed_reader_raises_closed(filled: Log) -> None:
     reader.close()
     reader.close()
     assert reader.closed
+    assert "closed" in repr(reader)
     calls: tuple[Any, ...] = (reader.read, reader.follow, reader.follow_async, reader.commit, reader.rewind, reader.lag)
     for call in (*calls, lambda: reader.seek(0), lambda: next(reading), lambda: next(following)):
         with pytest.raises(Closed):

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -150,22 +149,6 @@ def test_read_gives_the_records_of_all_clients_by_time_with_whose_they_are(root:
         assert record.client == ("a" if record.data % 3 else "b")
         assert record.shard == (a.shard_of(record.key) if record.client == "a" else 0)
         assert (record.type, record.key, record.timestamp) == (record.data, b"%d" % record.data, 1000 + record.data)
-
-
-def test_read_starts_at_its_start_and_ends_at_its_limit(root: HubRoot, clock: WaitingClock) -> None:
-    base = 1_700_000_000
-    for client in ("a", "b"):
-        for at in range(5):
-            add(root, client, [at], timestamp=(base + at) * 10**9)
-    when = datetime.fromtimestamp(base + 3, UTC)
-    assert seen(root.read(when)) == [("a", 3), ("a", 4), ("b", 3), ("b", 4)]
-    assert list(root.read("latest")) == []
-    assert [record.data for record in root.read(limit=3)] == [0, 0, 1]
-    with closing(root.follow(when, timeout=1)) as following:
-        assert seen(following) == [("a", 3), ("a", 4), ("b", 3), ("b", 4)]
-    for bad in ("newest", datetime(2026, 1, 1)):
-        with pytest.raises(ValueError, match="start is|ambiguous"):
-            root.read(bad)
 
 
 def test_a_synced_reader_sees_of_every_client_only_what_is_on_disk(root: HubRoot, clock: WaitingClock) -> None:

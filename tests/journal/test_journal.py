@@ -9,7 +9,6 @@ import shutil
 import signal
 import threading
 import time
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from kvspool.errors import (
     LogExists,
     LogNotFound,
     LogVanished,
-    OutOfRange,
     Poisoned,
     ReaderBusy,
     TooLarge,
@@ -108,41 +106,10 @@ def test_the_settings_are_kept(tmp_path: Path) -> None:
 # Arguments.
 
 
-@pytest.mark.parametrize(
-    ("wrong", "error"),
-    [
-        ({"key": b"k" * 128}, TooLarge),
-        ({"key": 7}, TypeError),
-        ({"type": 256}, ValueError),
-        ({"type": -1}, ValueError),
-        ({"timestamp": 1 << 63}, ValueError),
-    ],
-)
-def test_what_has_no_room_is_refused_before_anything_is_written(log: Journal, wrong: dict[str, Any], error: type[Exception]) -> None:
-    with pytest.raises(error):
-        log.append(b"v", **wrong)
-    with pytest.raises(ValueError, match="one for each"):
-        log.append_many([b"a", b"b"], keys=[b"k"])
+def test_a_key_without_room_is_refused_before_anything_is_written(log: Journal) -> None:
+    with pytest.raises(TooLarge):
+        log.append(b"v", key=b"k" * 128)
     assert log.stats().next_sequence == 0
-
-
-# Places.
-
-
-def test_starts(log: Journal) -> None:
-    begin = datetime(2026, 1, 1, tzinfo=UTC)
-    at = [round((begin + timedelta(seconds=second)).timestamp()) * 10**9 for second in range(30)]
-    log.append_batch(JournalBatch([b"%d" % second for second in range(30)], timestamps=at))
-    assert log.stats().segments > 3
-    assert [record.sequence for record in log.read("latest")] == []
-    for first in range(31):
-        assert [record.sequence for record in log.read(first)] == list(range(first, 30))
-        time = begin + timedelta(seconds=first)
-        assert [record.sequence for record in log.read(time)] == list(range(first, 30))
-        assert [record.sequence for record in log.read(time - timedelta(milliseconds=1))] == list(range(first, 30))
-    for wrong, error in ((31, OutOfRange), (-1, ValueError), (True, ValueError), ("first", ValueError), (datetime(2026, 1, 1), ValueError)):
-        with pytest.raises(error):
-            log.read(wrong)  # type: ignore[arg-type]
 
 
 # Gaps.
@@ -225,19 +192,6 @@ def test_a_file_that_was_cut_under_a_reader_fails_fast(log: Journal) -> None:
 
 
 # Followers.
-
-
-def test_a_follower_wakes_for_records_and_for_segments(log: Journal) -> None:
-    def write() -> None:
-        with reopened(log) as other:
-            for number in range(40):
-                other.append(b"%d" % number)
-                time.sleep(0.002)
-
-    wait = start(write)
-    with log.follow(limit=40, timeout=30) as following:
-        assert [record.value for record in following] == [b"%d" % number for number in range(40)]
-    wait()
 
 
 def test_a_partial_message_is_not_yet_there(log: Journal) -> None:

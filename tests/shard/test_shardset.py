@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -25,7 +25,7 @@ import kvspool
 import shard
 from kvspool import Gap, GapError, system
 from kvspool.engine import locks
-from kvspool.errors import Closed, LogExists, LogNotFound, NotALog, OutOfRange, TooLarge, Unencodable, UnsafeFilesystem
+from kvspool.errors import LogExists, LogNotFound, NotALog, OutOfRange, TooLarge, Unencodable, UnsafeFilesystem
 from kvspool.record import Codec
 from kvspool.spool import format
 from shard import ConflictingShardSets, IncompleteShardSet, Place, ShardSet, route
@@ -542,32 +542,12 @@ def test_append_arrow_writes_nothing_if_a_row_of_the_table_s_last_part_cannot_be
 # Reading.
 
 
-def test_read_gives_what_is_there_when_it_begins(shards: ShardSet) -> None:
-    shards.append_many([0, 1, 2], timestamp=5)
-    reading = shards.read()
-    shards.append(3)
-    assert sorted(values(reading)) == [0, 1, 2]
-    assert list(reading) == []
-    assert sorted(values(shards)) == [0, 1, 2, 3]
-
-
 def test_read_starts_at_a_sequence_of_each_shard_and_the_others_at_the_earliest(shards: ShardSet) -> None:
     for index in range(4):
         shards.append_many([(index, at) for at in range(3)], keys=[key_of(index, 2)] * 3)
     got = {(record.shard, record.sequence) for record in shards.read(start={1: 2, 3: 3})}
     assert got == {(0, 0), (0, 1), (0, 2), (1, 2), (2, 0), (2, 1), (2, 2)}
     assert len(list(shards.read(start={}))) == 12
-
-
-def test_read_starts_at_a_time_in_every_shard(shards: ShardSet) -> None:
-    begin = datetime(2026, 1, 1, tzinfo=UTC)
-    base = int(begin.timestamp()) * SECOND
-    for at in range(40):
-        shards.append(at, timestamp=base + at * SECOND)
-    assert values(shards.read(start=begin + timedelta(seconds=25))) == list(range(25, 40))
-    assert values(shards.read(start=begin + timedelta(seconds=24.5))) == list(range(25, 40))
-    assert values(shards.read(start=begin - timedelta(days=1))) == list(range(40))
-    assert values(shards.read(start=begin + timedelta(days=1))) == []
 
 
 def test_a_start_at_the_latest_gives_only_what_comes_after(shards: ShardSet) -> None:
@@ -605,27 +585,6 @@ def test_a_follow_that_is_refused_leaves_nothing_open(
     assert left_open(ValueError, lambda: shards.follow(**options)) == set()
 
 
-def test_limit_bounds_the_records(shards: ShardSet) -> None:
-    shards.append_many(list(range(10)))
-    for limit in (0, 1, 7, 10):
-        assert len(list(shards.read(limit=limit))) == limit
-        with closing(shards.follow(limit=limit)) as following:
-            assert len(list(following)) == limit
-    assert len(list(shards.read(limit=11))) == 10
-
-
-@pytest.mark.parametrize("limit", [-1, -(2**40)])
-def test_a_negative_limit_is_refused(shards: ShardSet, limit: int) -> None:
-    with pytest.raises(ValueError, match="limit is a number of records"):
-        shards.read(limit=limit)
-
-
-@pytest.mark.parametrize("on_gap", ["ignore", None, True])
-def test_an_unknown_way_with_gaps_is_refused(shards: ShardSet, on_gap: Any) -> None:
-    with pytest.raises(ValueError, match='on_gap is "raise", "yield" or "skip"'):
-        shards.read(on_gap=on_gap)
-
-
 @pytest.fixture
 def overrun(tmp_path: Path) -> Iterator[tuple[ShardSet, dict[int, Gap]]]:
     """Two rings of 4 KiB, the second of which was written over; and the gap of a reader that wants everything."""
@@ -654,23 +613,6 @@ def test_a_gap_is_raised_once_and_the_reading_continues_after_it(overrun: tuple[
     assert reading.missed == gaps[1].count
     assert [record.data for record in got if record.shard == 0] == [0, 1, 2]
     assert [record.data for record in got if record.shard == 1] == list(range(gaps[1].last + 1, WRITTEN))
-
-
-def test_a_gap_is_returned_instead_of_its_records(overrun: tuple[ShardSet, dict[int, Gap]]) -> None:
-    shards, gaps = overrun
-    got = list(shards.read(start={1: 0}, on_gap="yield"))
-    assert [item for item in got if isinstance(item, Gap)] == [gaps[1]]
-    rest = [item for item in got if not isinstance(item, Gap) and item.shard == 1]
-    assert rest[0].sequence == gaps[1].last + 1
-    assert got.index(gaps[1]) < got.index(rest[0])
-
-
-def test_a_gap_is_skipped_and_counted(overrun: tuple[ShardSet, dict[int, Gap]]) -> None:
-    shards, gaps = overrun
-    reading = shards.read(start={1: 0}, on_gap="skip")
-    got = list(reading)
-    assert len(got) == 3 + WRITTEN - gaps[1].count
-    assert reading.missed == gaps[1].count
 
 
 def test_a_gap_does_not_count_as_a_record_of_the_limit(overrun: tuple[ShardSet, dict[int, Gap]]) -> None:
@@ -732,25 +674,6 @@ def test_stats_say_what_each_shard_holds(shards: ShardSet) -> None:
     assert [one.path for one in stats] == [str(shards.root / f"p.2.00{index}") for index in range(4)]
     assert (stats[1].last_timestamp, stats[1].capacity) == (99, 65536)
     assert msgspec.json.decode(msgspec.json.encode(stats))[1]["records"] == 3
-
-
-def test_a_closed_set_refuses_everything_and_may_be_closed_twice(shards: ShardSet) -> None:
-    reading = shards.read()
-    assert not shards.closed
-    shards.close()
-    shards.close()
-    assert shards.closed
-    assert repr(shards).endswith(" closed>")
-    for call in (
-        lambda: shards.append(b"v"),
-        lambda: shards.append_many([b"v"]),
-        lambda: shards.read(),
-        lambda: shards.sync(),
-        lambda: shards.stats(),
-        lambda: next(reading),
-    ):
-        with pytest.raises(Closed):
-            call()
 
 
 def test_closing_gives_back_every_file_and_mapping(tmp_path: Path, open_files: Callable[[], set[str]]) -> None:
