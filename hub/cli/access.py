@@ -190,16 +190,11 @@ def _rows(found: access_file.AccessFile) -> list[dict[str, Any]]:
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
-    from rich.text import Text
-
-    table = output.table()
-    for title in ("principal", "role", "known by", "made", "state"):
-        table.add_column(title, overflow="fold")
+    cells = []
     for row in rows:
         known_by = f"token {row['token']}" if "token" in row else f"certificate {row['certificate']}"
-        cells = (row["principal"], row["role"], known_by, row["created"] or "-", "revoked" if row["revoked"] else "good")
-        table.add_row(*(Text(output.escape(cell)) for cell in cells))
-    return table
+        cells.append([row["principal"], row["role"], known_by, row["created"] or "-", "revoked" if row["revoked"] else "good"])
+    return output.rows(("principal", "role", "known by", "made", "state"), cells)
 
 
 def _token_revoke(arguments: argparse.Namespace) -> int:

@@ -103,13 +103,9 @@ def _status(arguments: argparse.Namespace) -> int:
 
 def _table(found: Comparison, by_shard: bool) -> Table:
     """Return a row for each client or shard, with the missing records at each hub."""
-    from rich.text import Text
-
-    table = output.table()
-    table.add_column("client", overflow="fold")
     counts = (f"at {output.counted(count + 1, 'hub')}" for count in range(len(found.hubs)))
-    for name in ("shard" if by_shard else "shards", "end", *found.hubs, *counts):
-        table.add_column(Text(name), justify="right", overflow="fold")
+    numbers = ("shard" if by_shard else "shards", "end", *found.hubs, *counts)
+    rows = []
     groups: dict[tuple[str, int], list[Any]] = {}
     for one in found.shards:
         groups.setdefault((one.client, one.shard if by_shard else -1), []).append(one)
@@ -121,8 +117,8 @@ def _table(found: Comparison, by_shard: bool) -> Table:
             is_damaged = any(copy.error for copy in there)
             cells.append("damaged" if is_damaged else "-" if not there else f"lacks {lacking:,}" if lacking else "all")
         cells += [f"{sum(one.stored[at] for one in shards if len(one.stored) > at):,}" for at in range(len(found.hubs))]
-        table.add_row(*(Text(output.escape(cell)) for cell in cells))
-    return table
+        rows.append(cells)
+    return output.rows(("client", *numbers), rows, numbers)
 
 
 def _promote(arguments: argparse.Namespace) -> int:

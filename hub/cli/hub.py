@@ -164,38 +164,26 @@ def _delete(root: HubRoot, name: str) -> int:
 
 def _table_of_readers(readers: list[HubReaderStats]) -> Table:
     """Return a row for each reader."""
-    from rich.text import Text
-
-    table = output.table()
-    for name in ("reader", "shards", "lag in records", "committed", "state"):
-        table.add_column(name, justify="right" if name in ("shards", "lag in records") else "left", overflow="fold")
+    rows = []
     for one in readers:
         lag = ["-", "-"] if one.lag is None else [f"{len(one.lag.shards):,}", f"{one.lag.records:,}"]
         state = one.problem or (f"open: {one.holder}" if one.holder else f"moved by {one.owner}" if one.owner else "closed")
-        table.add_row(*(Text(output.escape(cell)) for cell in (one.name, *lag, stats.when(one.updated), state)))
-    return table
+        rows.append([one.name, *lag, stats.when(one.updated), state])
+    numbers = ("shards", "lag in records")
+    return output.rows(("reader", *numbers, "committed", "state"), rows, numbers)
 
 
 def _table(clients: list[ClientStats]) -> Table:
     """Return a row for each client."""
-    from rich.text import Text
-
-    table = output.table()
-    table.add_column("client", overflow="fold")
-    for name in ("shards", "records", "used", "capacity", "generations"):
-        table.add_column(name, justify="right")
-    table.add_column("last record")
+    rows = []
     for client in clients:
-        table.add_row(
-            Text(client.client),
-            f"{len(client.shards):,}" if len(client.shards) == 1 << client.bits else f"{len(client.shards):,} of {1 << client.bits:,}",
-            f"{client.records:,}",
-            _used(client),
-            sizes.show(client.capacity) if client.capacity else "-",
-            _generations(client),
-            stats.when(client.last_timestamp),
-        )
-    return table
+        there, all = len(client.shards), 1 << client.bits
+        shards = f"{there:,}" if there == all else f"{there:,} of {all:,}"
+        capacity = sizes.show(client.capacity) if client.capacity else "-"
+        last = stats.when(client.last_timestamp)
+        rows.append([client.client, shards, f"{client.records:,}", _used(client), capacity, _generations(client), last])
+    numbers = ("shards", "records", "used", "capacity", "generations")
+    return output.rows(("client", *numbers, "last record"), rows, numbers)
 
 
 def _used(client: ClientStats) -> str:

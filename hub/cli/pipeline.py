@@ -360,12 +360,9 @@ def _show(progress: PipelineProgress, is_silent: bool) -> None:
 
 
 def _shards(progress: PipelineProgress) -> RichTable:
-    from rich.text import Text
-
-    table = output.table()
-    for name in ("topic", "partition", "next", "end", "behind"):
-        table.add_column(name, justify="left" if name == "topic" else "right", overflow="fold")
+    rows = []
     for shard in progress.shards:
         known = [f"{shard.end:,}", f"{shard.lag:,}"] if shard.lag >= 0 else ["-", "-"]
-        table.add_row(Text(output.escape(shard.topic)), str(shard.partition), f"{shard.next:,}", *known)
-    return table
+        rows.append([shard.topic, str(shard.partition), f"{shard.next:,}", *known])
+    numbers = ("partition", "next", "end", "behind")
+    return output.rows(("topic", *numbers), rows, numbers)

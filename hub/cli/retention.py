@@ -130,11 +130,4 @@ def _floor(name: str, value: int) -> str:
 
 
 def _table(found: HubRetention) -> Table:
-    from rich.text import Text
-
-    table = output.table()
-    table.add_column("clients", overflow="fold")
-    table.add_column("retention rules", overflow="fold")
-    for pattern, rules in sorted(found.rules.items()):
-        table.add_row(Text(pattern), Text(words(rules)))
-    return table
+    return output.rows(("clients", "retention rules"), [[pattern, words(rules)] for pattern, rules in sorted(found.rules.items())])

@@ -334,23 +334,12 @@ def _words(status: WayStatus) -> str:
 def _table(statuses: Sequence[WayStatus]) -> Table:
     from rich.text import Text
 
-    table = output.table()
-    for name in ("from", "to", "state"):
-        table.add_column(name, overflow="fold")
-    for name in ("behind", "moved", "bytes", "lost", "outages"):
-        table.add_column(name, justify="right")
+    rows: list[list[str | Text]] = []
     for status in statuses:
         state = f"{status.state}, again in {status.retry_in:.0f} s" if status.state == "waiting" else status.state
         style = "green" if status.state == "connected" else "yellow"
-        source, target = names(status)
-        table.add_row(
-            Text(source),
-            Text(target),
-            Text(state, style),
-            f"{status.behind:,}",
-            f"{moved(status):,}",
-            sizes.show(status.bytes),
-            Text(f"{status.lost:,}", "bold red" if status.lost else ""),
-            f"{status.outages:,}",
-        )
-    return table
+        lost = Text(f"{status.lost:,}", "bold red" if status.lost else "")
+        counts: list[str | Text] = [f"{status.behind:,}", f"{moved(status):,}", sizes.show(status.bytes), lost, f"{status.outages:,}"]
+        rows.append([*names(status), Text(state, style), *counts])
+    numbers = ("behind", "moved", "bytes", "lost", "outages")
+    return output.rows(("from", "to", "state", *numbers), rows, numbers)

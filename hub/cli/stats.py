@@ -87,7 +87,8 @@ def _clients(found: HubCounts) -> Table:
                 when(one.last_timestamp),
             ]
         )
-    return _table("client", ["shards", "records", "bytes", "generations", "lost", "behind", "connections"], "last record", rows)
+    numbers = ("shards", "records", "bytes", "generations", "lost", "behind", "connections")
+    return output.rows(("client", *numbers, "last record"), rows, numbers)
 
 
 def _shards(found: HubCounts) -> Table:
@@ -95,9 +96,10 @@ def _shards(found: HubCounts) -> Table:
     for client in found.clients:
         for one in client.shards:
             places = [f"{one.first_sequence:,}", f"{one.next_sequence:,}", f"{one.records:,}", sizes.show(one.used)]
-            numbers = [_number(one.generations), _number(one.lost), _missing(one)]
-            rows.append([f"{client.client} {one.index}", *places, *numbers, when(one.last_timestamp)])
-    return _table("shard", ["first", "next", "records", "bytes", "generations", "lost", "behind"], "last record", rows)
+            counts = [_number(one.generations), _number(one.lost), _missing(one)]
+            rows.append([f"{client.client} {one.index}", *places, *counts, when(one.last_timestamp)])
+    numbers = ("first", "next", "records", "bytes", "generations", "lost", "behind")
+    return output.rows(("shard", *numbers, "last record"), rows, numbers)
 
 
 def _missing(one: ClientCounts | ShardCounts) -> str:
@@ -106,23 +108,11 @@ def _missing(one: ClientCounts | ShardCounts) -> str:
 
 
 def _readers(found: HubCounts) -> Table:
-    return _table("durable reader", ["lag in records"], "", [[one.name, _number(one.lag), ""] for one in found.readers])
+    rows = [[one.name, _number(one.lag)] for one in found.readers]
+    return output.rows(("durable reader", "lag in records"), rows, ["lag in records"])
 
 
 def _number(number: int | None) -> str:
     return "-" if number is None else f"{number:,}"
 
 
-def _table(first: str, middle: list[str], last: str, rows: list[list[str]]) -> Table:
-    """Return a table: names, numbers, and a text."""
-    from rich.text import Text
-
-    table = output.table()
-    table.add_column(first, overflow="fold")
-    for name in middle:
-        table.add_column(name, justify="right")
-    if last:
-        table.add_column(last)
-    for row in rows:
-        table.add_row(*(Text(output.escape(cell)) for cell in (row if last else row[:-1])))
-    return table

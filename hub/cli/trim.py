@@ -13,7 +13,7 @@ from hub.root.retention import EVERYBODY
 from hub.root.trimmer import ShardTrim, Trimmer
 from hub.security.access import Patterns
 from kvspool import system
-from kvspool.cli import options, output
+from kvspool.cli import options, output, trim
 from kvspool.cli.options import BadInput
 from kvspool.engine import sizes
 from kvspool.errors import KvspoolError
@@ -92,7 +92,7 @@ def _show(done: list[ShardTrim], arguments: argparse.Namespace) -> None:
         return
     rows = [one for one in done if arguments.dry_run or one.report.removed_segments]
     if rows:
-        output.print_table(_table(rows, arguments.dry_run))
+        output.print_table(_table(rows))
     segments, records, size = (
         sum(getattr(one.report, name) for one in done) for name in ("removed_segments", "removed_records", "removed_bytes")
     )
@@ -104,16 +104,7 @@ def _show(done: list[ShardTrim], arguments: argparse.Namespace) -> None:
             print(output.escape(f"{one.client} {one.shard}: the durable reader {left.name!r} loses sequences {left.first} to {left.last}"))
 
 
-def _table(rows: list[ShardTrim], is_dry: bool) -> Table:
+def _table(found: list[ShardTrim]) -> Table:
     """Return a row for each segment: the action and its reason."""
-    from rich.text import Text
-
-    table = output.table()
-    for title in ("shard", "segment from", "records", "size", "age", "", "why", "not read by"):
-        table.add_column(title, justify="right" if title in ("segment from", "records", "size", "age") else "left", overflow="fold")
-    for row in rows:
-        for one in row.report.plan.segments:
-            what = ("would go" if is_dry else "goes", "yellow") if one.goes else ("stays", "green")
-            cells = [f"{row.client} {row.shard}", f"{one.base:,}", f"{one.records:,}", sizes.show(one.bytes), options.show_age(one.age)]
-            table.add_row(*map(Text, cells), Text(*what), Text(output.escape(one.why)), Text(output.escape(", ".join(one.held_by))))
-    return table
+    segments = [[f"{one.client} {one.shard}", *cells] for one in found for cells in trim.rows(one.report)]
+    return output.rows(("shard", *trim.TITLES), segments, trim.NUMBERS)

@@ -87,16 +87,11 @@ def _print(one: GroupStats) -> None:
 
 def _table(one: GroupStats) -> Table:
     """Return a row for each member."""
-    from rich.text import Text
-
-    table = output.table()
-    for title in ("process", "joined", "max silence", "shards", "which"):
-        table.add_column(title, justify="right" if title == "shards" else "left", overflow="fold")
+    rows = []
     for member in one.members:
         silence = "-" if member.max_silence is None else f"{member.max_silence:g} s"
-        cells = [member.process, when(member.joined), silence, str(len(member.shards)), ", ".join(map(_shown, member.shards))]
-        table.add_row(*(Text(output.escape(cell)) for cell in cells))
-    return table
+        rows.append([member.process, when(member.joined), silence, str(len(member.shards)), ", ".join(map(_shown, member.shards))])
+    return output.rows(("process", "joined", "max silence", "shards", "which"), rows, ["shards"])
 
 
 def _shown(shard: Any) -> str:

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console, RenderableType
     from rich.table import Table
+    from rich.text import Text
 
 LONGEST = 500  # characters of a value in lines; --json prints all of it
 WIDEST = 1000  # characters of a table that isn't on a terminal
@@ -95,11 +96,20 @@ def console(*, stderr: bool = False, color: str = "auto") -> Console:
     )
 
 
-def table() -> Table:
-    """Return an empty table: with lines on a terminal, in plain columns elsewhere, for programs such as awk."""
-    from rich.table import Table
+def rows(titles: Iterable[str], found: Iterable[Iterable[str | Text]], numbers: Collection[str] = ()) -> Table:
+    """Return a table with these rows: with lines on a terminal, in plain columns elsewhere, for programs such as awk.
 
-    return Table(header_style="bold cyan") if sys.stdout.isatty() else Table(box=None, pad_edge=False, header_style="")
+    numbers: the titles of columns that are aligned to the right. A cell is text, which is escaped, or a `Text`, which is shown as it is.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    filled = Table(header_style="bold cyan") if is_terminal() else Table(box=None, pad_edge=False, header_style="")
+    for title in titles:
+        filled.add_column(Text(title), justify="right" if title in numbers else "left", overflow="fold")
+    for cells in found:
+        filled.add_row(*(Text(escape(cell)) if isinstance(cell, str) else cell for cell in cells))
+    return filled
 
 
 def print_table(found: RenderableType) -> None:

@@ -58,13 +58,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _table(found: list[ProducerStats]) -> Table:
-    from rich.text import Text
-
-    table = output.table()
-    for title in ("producer", "batch", "records", "of", "last whole batch", "written"):
-        table.add_column(title, justify="left" if title in ("producer", "written") else "right", overflow="fold")
+    rows = []
     for one in found:
         last = "-" if one.last is None else str(one.last)
-        cells = (one.name, str(one.batch), f"{one.stored:,}", f"{one.rows:,}", last, when(one.updated))
-        table.add_row(*(Text(output.escape(cell)) for cell in cells))
-    return table
+        rows.append([one.name, str(one.batch), f"{one.stored:,}", f"{one.rows:,}", last, when(one.updated)])
+    numbers = ("batch", "records", "of", "last whole batch")
+    return output.rows(("producer", *numbers, "written"), rows, numbers)

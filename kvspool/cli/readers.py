@@ -92,16 +92,9 @@ def _in_journal(one: ReaderStats) -> Consumer:
 
 def _table(found: list[ReaderStats]) -> Table:
     """Return a row for each reader."""
-    from rich.text import Text
-
-    table = output.table()
-    for title in ("reader", "slot", "next", "record lag", "byte lag", "time lag", "committed", "state"):
-        right = title in ("slot", "next") or title.endswith("lag")
-        table.add_column(title, justify="right" if right else "left", overflow="fold")
-    for one in found:
-        cells = [one.name, str(one.slot) if one.slot >= 0 else "-", *_place(one), when(one.updated), _state(one)]
-        table.add_row(*(Text(output.escape(cell)) for cell in cells))
-    return table
+    numbers = ("slot", "next", "record lag", "byte lag", "time lag")
+    rows = [[one.name, str(one.slot) if one.slot >= 0 else "-", *_place(one), when(one.updated), _state(one)] for one in found]
+    return output.rows(("reader", *numbers, "committed", "state"), rows, numbers)
 
 
 def _place(one: ReaderStats) -> list[str]:

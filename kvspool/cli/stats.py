@@ -85,12 +85,13 @@ def members(stats: Any) -> Any:
 def _card(stats: Any) -> Table:
     """Return one log's fields, one below the other."""
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="cyan", no_wrap=True)
     table.add_column(overflow="fold")
     for name in _shown(stats):
-        table.add_row(name.replace("_", " "), _cell(stats, name))
+        table.add_row(name.replace("_", " "), Text(output.escape(_cell(stats, name))))
         if name == "used" and getattr(stats, "capacity", None):
             table.add_row("percent used", _bar(stats))
     return table
@@ -103,32 +104,26 @@ def _shown(stats: Any) -> Sequence[str]:
 
 def _rows(many: list[Any]) -> Table:
     """Return a row for each of several logs, with the fields that identify them and those that change."""
-    from rich.text import Text
-
-    table = output.table()
-    table.add_column("log", overflow="fold")
     names = [name for name in (_shown(many[0]) if many else ()) if name not in _DETAILS]
-    for name in names:
-        table.add_column(name.replace("_", " "), justify="left" if name in _TIMES else "right")
+    rows = []
     for stats in many:
         label = str(getattr(stats, "path", "")).rpartition("/")[2]
-        table.add_row(Text(output.escape(label)), *(_cell(stats, name) for name in names))
-    return table
+        rows.append([label, *(_cell(stats, name) for name in names)])
+    titles = {name: name.replace("_", " ") for name in names}
+    return output.rows(("log", *titles.values()), rows, [title for name, title in titles.items() if name not in _TIMES])
 
 
-def _cell(stats: Any, name: str) -> RenderableType:
-    from rich.text import Text
-
+def _cell(stats: Any, name: str) -> str:
     value: Any = getattr(stats, name, "")
     if name in _TIMES:
-        return Text(when(value))
+        return when(value)
     if isinstance(value, Rates):
-        return Text(_rates(value))
+        return _rates(value)
     if isinstance(value, int) and not isinstance(value, bool):
-        return Text(sizes.show(value) if name.rpartition("_")[2] in _SIZES else f"{value:,}")
+        return sizes.show(value) if name.rpartition("_")[2] in _SIZES else f"{value:,}"
     if name == "readers":
-        return Text(output.escape(", ".join(f"{one.name} ({one.problem or f'{one.lag:,} behind'})" for one in value)))
-    return Text(output.escape(str(value)))
+        return ", ".join(f"{one.name} ({one.problem or f'{one.lag:,} behind'})" for one in value)
+    return str(value)
 
 
 def _rates(rates: Rates) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -154,26 +154,17 @@ def _print(one: ListReport) -> None:
 
 
 def _workers(workers: list[TaskWorkerStats]) -> Table:
-    return _rows(("process", "joined", "tasks"), [(one.process, when(one.joined), f"{one.tasks:,}") for one in workers])
+    return output.rows(("process", "joined", "tasks"), [(one.process, when(one.joined), f"{one.tasks:,}") for one in workers])
 
 
 def _table(found: list[DeadLetter]) -> Table:
     """Return a row for each dead letter."""
     titles = ("shard", "sequence", "deliveries", "moved", "error", "value")
     rows = [(one.shard, str(one.sequence), str(one.deliveries), when(one.time), one.error, _short(one.value)) for one in found]
-    return _rows(titles, rows)
+    return output.rows(titles, rows)
 
 
 def _short(value: bytes) -> str:
     return value[: output.LONGEST].decode("utf-8", "backslashreplace")
 
 
-def _rows(titles: tuple[str, ...], rows: list[tuple[Any, ...]]) -> Table:
-    from rich.text import Text
-
-    table = output.table()
-    for title in titles:
-        table.add_column(title, overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(output.escape(cell)) for cell in row))
-    return table

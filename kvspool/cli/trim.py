@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -17,6 +18,7 @@ from kvspool.journal import Retention
 
 if TYPE_CHECKING:
     from rich.table import Table
+    from rich.text import Text
 
 NAME = "trim"
 SUMMARY = "remove the oldest segments of a journal"
@@ -31,6 +33,10 @@ EXAMPLES = """\
   kvspool trim events --by-readers --floor records:1000000
   kvspool trim events --max-age 30d --force --set
   kvspool trim events --before 5000000 --json | jq .removed_bytes"""
+
+
+NUMBERS = ("segment from", "records", "size", "age")
+TITLES = (*NUMBERS, "", "why", "not read by")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,18 +89,17 @@ def _together(own: Retention | None, rules: Retention) -> Retention:
 
 
 def _table(report: TrimReport) -> Table:
-    """Return a row for each segment: whether it is removed, and why."""
+    return output.rows(TITLES, rows(report), NUMBERS)
+
+
+def rows(report: TrimReport) -> Iterator[list[str | Text]]:
+    """Yield a row for each segment: whether it is removed, and why."""
     from rich.text import Text
 
-    table = output.table()
-    for title in ("segment from", "records", "size", "age", "", "why", "not read by"):
-        table.add_column(title, justify="right" if title in ("segment from", "records", "size", "age") else "left", overflow="fold")
     for one in report.plan.segments:
         what = ("would go" if report.dry_run else "goes", "yellow") if one.goes else ("stays", "green")
-        cells = [f"{one.base:,}", f"{one.records:,}", sizes.show(one.bytes), options.show_age(one.age)]
-        why = [Text(output.escape(one.why)), Text(output.escape(", ".join(one.held_by)))]
-        table.add_row(*map(Text, cells), Text(*what), *why)
-    return table
+        numbers = [f"{one.base:,}", f"{one.records:,}", sizes.show(one.bytes), options.show_age(one.age)]
+        yield [*numbers, Text(*what), one.why, ", ".join(one.held_by)]
 
 
 def _say(report: TrimReport) -> None:
