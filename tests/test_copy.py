@@ -21,6 +21,7 @@ from test_exchange import frame, old_spool, spool_file
 
 import kvspool
 from kvspool import Codec, CopyPlan, CopyReport, Gap, GapError, Record, system
+from kvspool.engine.rows import columns_of
 from kvspool.errors import (
     Corruption,
     LockTimeout,
@@ -35,7 +36,6 @@ from kvspool.journal import JournalBatch
 from kvspool.journal.formats import FORMATS
 from kvspool.kernel import sej
 from kvspool.record import NO_TIME
-from kvspool.spool.appending import Row
 from kvspool.transfer import note, queues, sources, targets
 
 TARGETS = ["spool", *FORMATS, *(["queue"] if find_spec("kvspool.queue") else [])]
@@ -71,7 +71,7 @@ def fill(log: Any, records: list[Item]) -> None:
     """Append records, as far as the log has room for what they have."""
     values = [value for *_, value, _ in records]
     if isinstance(log, kvspool.Spool):
-        log.append_rows([Row(key, value, type, codec, time) for _, time, type, key, value, codec in records])
+        log.append_rows(columns_of([Record(*fields) for fields in records]))
     elif hasattr(log, "put_many"):
         log.put_many(values)
     else:

@@ -22,9 +22,8 @@ from kvspool.cli import plugins
 from kvspool.engine import exporting
 from kvspool.engine.pool import Pool
 from kvspool.engine.reports import Exported
-from kvspool.engine.rows import rows_of
+from kvspool.engine.rows import columns_of, rows_of
 from kvspool.errors import GapError, NotALog, NotImportable, NotKept
-from kvspool.spool.appending import Row
 from kvspool.transfer import exchange
 
 FORMATS = list(exporting.FORMATS)
@@ -58,7 +57,7 @@ def make(path: Path, codec: str = "json", capacity: int = 1 << 20) -> Spool:
 
 def fill(log: Spool) -> list[Record]:
     keys = [None, b"", b"key", b"\xff\0"]
-    log.append_rows([Row(keys[at % 4], value, at * 17, codec, 1000 + at) for at, (codec, value) in enumerate(VALUES)])
+    log.append_rows(columns_of([Record(0, 1000 + at, at * 17, keys[at % 4], value, codec) for at, (codec, value) in enumerate(VALUES)]))
     return list(log)
 
 

@@ -217,13 +217,14 @@ class Control(OpenFile):
             raise
 
     def _try_tail(self, path: Path) -> tuple[Tail, FlushGroup] | None:
-        with Descriptor(path, os.O_RDWR | os.O_CREAT, 0o600 if self._mode is None else self._mode) as fd:
+        file = Descriptor(path, os.O_RDWR | os.O_CREAT, 0o600 if self._mode is None else self._mode)
+        with file as fd:
             status = system.port.status(fd)
             if status.st_size < TAIL_BYTES:
                 system.port.allocate(fd, TAIL_BYTES)
             byte = USED_AT + (status.st_ino * 0x9E3779B1 ^ status.st_dev) % USED
             try:
-                is_ours = system.port.try_share(self.fd, byte, 1) and self._is_only_tail(byte, path, status)
+                is_ours = system.port.try_share(self.fd, byte, 1) and file.is_at(path) and self._is_only_tail(byte)
                 memory = memoryview(system.port.map(fd, TAIL_BYTES, writable=True)) if is_ours else None
             except BaseException:
                 system.port.unlock(self.fd, byte)
@@ -238,13 +239,11 @@ class Control(OpenFile):
         group.lock_fd = self.fd
         return tail, group
 
-    def _is_only_tail(self, byte: int, path: Path, status: os.stat_result) -> bool:
-        """Return whether no process uses a tail in another file, and this one is at its path."""
-        there = system.port.look_up(path)
-        is_there = there is not None and (there.st_ino, there.st_dev) == (status.st_ino, status.st_dev)
+    def _is_only_tail(self, byte: int) -> bool:
+        """Return whether no process uses a tail in another file, according to the locked bytes."""
         below = system.port.locked_from(self.fd, USED_AT, byte - USED_AT) if byte > USED_AT else -1
         after = system.port.locked_from(self.fd, byte + 1, USED_AT + USED - byte)
-        return is_there and below < 0 and after < 0
+        return below < 0 and after < 0
 
     def _close_tail(self) -> None:
         tail, group = self.tail, self.group

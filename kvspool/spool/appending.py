@@ -21,13 +21,15 @@ from kvspool.engine import times
 from kvspool.errors import Pinned, TooLarge
 from kvspool.kernel import frames_py as frames
 from kvspool.kernel.frames import measure
-from kvspool.record import Codec, decode, encode, encode_keys, listed
+from kvspool.record import NO_TIME, Codec, decode, encode, encode_keys, listed
 from kvspool.spool import format
 from kvspool.spool.eviction import Eviction
 
 if TYPE_CHECKING:
+    from kvspool.engine.rows import Rows
     from kvspool.kernel.frames import FrameWriter
 
+NOW = -1  # the timestamp of a record that gets the present time
 Kept = Callable[[int], AbstractContextManager[bool]]  # stores the state of a batch; False: nothing may be appended
 
 
@@ -89,57 +91,49 @@ class Prepared(NamedTuple):
         return self._replace(keys=keys, values=self.values[number:], codecs=self.codecs[number:], stored=0)
 
 
-class Row(NamedTuple):
-    """A record of another log or file; timestamp -1 means now. A value of codec KEYED is plain MessagePack here."""
-
-    key: bytes | None
-    value: bytes
-    type: int
-    codec: int
-    timestamp: int
-
-
 class RowBatch:
-    """Unchanged rows, each with its type, codec and timestamp."""
+    """Unchanged records of another log or file, each with its type, codec and timestamp."""
 
-    def __init__(self, rows: list[Row], packed: keyed.Keys | None = None) -> None:
+    def __init__(self, rows: Rows, packed: keyed.Keys | None = None) -> None:
+        """Take rows whose values of codec KEYED are packed with the keys `packed`."""
         self._rows = rows
         self.packed = packed
-        self.keys = [row.key for row in rows]
-        self.values = [row.value for row in rows]
+        self.keys = rows.keys
+        self.values = rows.values
 
     @property
     def rows(self) -> int:
-        return len(self._rows)
+        return len(self.values)
 
     @classmethod
-    def of(cls, rows: list[Row], structured: Codec, packer: keyed.Packer | None) -> Self:
+    def of(cls, rows: Rows, structured: Codec, packer: keyed.Packer | None) -> Self:
         """Check rows, and pack their values of codec KEYED for the log; without a packer they become MessagePack. Raises Undecodable."""
-        for row in rows:
-            check_fields(row.key, row.type, None if row.timestamp < 0 else row.timestamp)
-        return cls([_packed_row(row, structured, packer) for row in rows], None if packer is None else packer.keys)
+        for key, type, timestamp in zip(rows.keys, rows.types, rows.timestamps, strict=True):
+            check_fields(key, type, max(timestamp, 0))
+        if Codec.KEYED not in rows.codecs:
+            return cls(rows)
+        if packer is None:
+            return cls(rows._replace(codecs=rows.codecs.replace(bytes([Codec.KEYED]), bytes([Codec.MSGPACK]))))
+        packed = [
+            encode(decode(value, Codec.MSGPACK, None), structured, packer.pack)[0] if codec == Codec.KEYED else value
+            for value, codec in zip(rows.values, rows.codecs, strict=True)
+        ]
+        return cls(rows._replace(values=packed), packer.keys)
 
     def repacked(self, packer: keyed.Packer) -> RowBatch:
-        rows = [row._replace(value=_repacked(row.value, row.codec, self.packed, packer)) for row in self._rows]
-        return RowBatch(rows, packer.keys)
+        values = [_repacked(*each, self.packed, packer) for each in zip(self.values, self._rows.codecs, strict=True)]
+        return RowBatch(self._rows._replace(values=values), packer.keys)
 
     def put(self, writer: FrameWriter) -> None:
-        for row in self._rows:
-            writer.put_many([row.key], [row.value], row.type, bytes((row.codec,)), row.timestamp)
+        rows = self._rows
+        for key, value, type, codec, timestamp in zip(rows.keys, rows.values, rows.types, rows.codecs, rows.timestamps, strict=True):
+            writer.put_many([key], [value], type, bytes((codec,)), NOW if timestamp == NO_TIME else max(timestamp, 0))
 
     def end(self, writer: FrameWriter) -> int:
         return int(writer.end_of_many(writer.end, self.keys, self.values))
 
     def since(self, number: int) -> RowBatch:
-        return RowBatch(self._rows[number:], self.packed)
-
-
-def _packed_row(row: Row, structured: Codec, packer: keyed.Packer | None) -> Row:
-    if row.codec != Codec.KEYED:
-        return row
-    if packer is None:
-        return row._replace(codec=Codec.MSGPACK)
-    return row._replace(value=encode(decode(row.value, Codec.MSGPACK, None), structured, packer.pack)[0])
+        return RowBatch(self._rows.part(number, self.rows), self.packed)
 
 
 def _repacked(value: bytes, codec: int, keys: keyed.Keys | None, packer: keyed.Packer) -> bytes:

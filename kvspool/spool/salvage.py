@@ -24,7 +24,7 @@ from kvspool.kernel import frames_py as frames
 from kvspool.kernel.frames import FrameReader, FrameScanner
 from kvspool.record import STRUCTURED, Codec, Record
 from kvspool.spool import creation, format
-from kvspool.spool.appending import Row, RowBatch
+from kvspool.spool.appending import RowBatch
 from kvspool.spool.keys import KeyTable
 from kvspool.spool.spool import Spool
 from kvspool.system import filesystems
@@ -183,8 +183,7 @@ class _NewSpool(Target, Handle):
         self.most = log.capacity // 8
 
     def append(self, rows: Rows, at: int | None = None) -> range:
-        columns = zip(rows.keys, rows.values, rows.types, rows.codecs, rows.timestamps, strict=True)
-        return self._log.append_prepared(RowBatch([Row(*row) for row in columns]))
+        return self._log.append_prepared(RowBatch(rows))
 
     def close(self) -> None:
         """Do nothing: the log is the caller's."""

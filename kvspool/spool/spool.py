@@ -51,7 +51,7 @@ from kvspool.options import DURABILITIES, TIMEOUT, Durability, Isolation, Progre
 from kvspool.producers import BatchTransaction, ColumnPieces, ListedRows, ProducerRows, TableLocation
 from kvspool.record import Codec, check_codec, decode, encode, encode_key, listed
 from kvspool.spool import format, recovery, search, views
-from kvspool.spool.appending import Appending, Kept, Outdated, Prepared, RingBatch, Row, RowBatch, check_fields, prepared, refuse_larger
+from kvspool.spool.appending import Appending, Kept, Outdated, Prepared, RingBatch, RowBatch, check_fields, prepared, refuse_larger
 from kvspool.spool.cursor import RingCursor, end_of, refuse_vanished
 from kvspool.spool.durability import SpoolFlusher
 from kvspool.spool.eviction import Eviction
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from kvspool.engine.columns import Columns
     from kvspool.engine.damage import VerifyReport
     from kvspool.engine.reports import RepairReport, Resized
-    from kvspool.engine.rows import Room
+    from kvspool.engine.rows import Room, Rows
     from kvspool.engine.stats import LogStats
 
 T = TypeVar("T")
@@ -202,7 +202,7 @@ class Spool(Single, ReadableSpool):
     def append_prepared(self, batch: RingBatch, timeout: float | None = None, durable: bool = False) -> range:
         return self._write(batch, timeout, durable)
 
-    def append_rows(self, rows: list[Row], timeout: float | None = None) -> range:
+    def append_rows(self, rows: Rows, timeout: float | None = None) -> range:
         """Append records of another log unchanged, each with its type, codec and timestamp, under one lock; see `append_many`.
 
         Values of codec KEYED are packed with this log's key table, or stored as MessagePack if it has none. Raises Undecodable, too.

@@ -23,12 +23,11 @@ import msgspec
 from kvspool.engine import times
 from kvspool.engine.exporting import BATCH, BATCH_BYTES, CODECS, FORMATS, codec_name
 from kvspool.engine.moving import Mover
-from kvspool.engine.rows import AROUND, FILE, Room, Rows, size_of
+from kvspool.engine.rows import AROUND, FILE, Room, Rows, columns_of
 from kvspool.errors import MissingExtra, NotImportable
 from kvspool.gap import Gap
 from kvspool.log import Log
-from kvspool.record import NO_TIME, Codec
-from kvspool.spool.appending import Row
+from kvspool.record import NO_TIME, Codec, Record
 from kvspool.transfer import targets
 from kvspool.transfer.sources import V1Source
 
@@ -99,38 +98,32 @@ def _imported(log: Log, items: Iterable[Rows | Gap], room: Room, name: str, prog
     return Imported(mover.records, mover.first, mover.last)
 
 
-def _batches(records: Iterable[Row]) -> Iterator[Rows]:
+def _batches(records: Iterable[Record]) -> Iterator[Rows]:
     """Yield records in batches. Of a batch with an invalid record, nothing is yielded."""
-    batch: list[Row] = []
+    batch: list[Record] = []
     first = size = 0
     for record in records:
         needed = len(record.value) + len(record.key or b"") + AROUND
         if batch and (len(batch) == BATCH or size + needed > BATCH_BYTES):
-            yield _columns(first, batch)
+            yield columns_of(batch)._replace(first=first)
             first, size, batch = first + len(batch), 0, []
         batch.append(record)
         size += needed
     if batch:
-        yield _columns(first, batch)
+        yield columns_of(batch)._replace(first=first)
 
 
-def _columns(first: int, batch: list[Row]) -> Rows:
-    keys, values, types, codecs, timestamps = map(list, zip(*batch, strict=True))
-    known = [NO_TIME if timestamp < 0 else timestamp for timestamp in timestamps]
-    return Rows(first, values, keys, types, known, bytes(codecs), size_of(values, keys))
-
-
-def _lines(file: IO[bytes]) -> Iterator[Row]:
+def _lines(file: IO[bytes]) -> Iterator[Record]:
     for number, line in enumerate(file, start=1):
         if not line.strip():
             continue
         try:
-            yield _row(_LINES.decode(line))
+            yield _record(_LINES.decode(line))
         except (ValueError, RecursionError) as error:
             raise NotImportable(f"line {number}: {error}") from error
 
 
-def _row(line: Line) -> Row:
+def _record(line: Line) -> Record:
     codec = line.codec if isinstance(line.codec, int) else CODECS.get(line.codec, -1)
     if not 0 <= codec < Codec.PAD:
         raise ValueError(f"there is no codec {line.codec!r}; codecs are {', '.join(CODECS)}")
@@ -139,7 +132,7 @@ def _row(line: Line) -> Row:
     key = None if line.key is None else line.key.encode()
     if line.key_base64 is not None:
         key = base64.b64decode(line.key_base64, validate=True)
-    return Row(key, _value(line, codec), _within(line.type, 255, "type"), codec, _time(line.timestamp))
+    return Record(0, _time(line.timestamp), _within(line.type, 255, "type"), key, _value(line, codec), codec)
 
 
 def _value(line: Line, codec: int) -> bytes:
@@ -164,12 +157,13 @@ def _within(number: int, most: int, name: str) -> int:
 
 
 def _time(timestamp: int) -> int:
-    if timestamp != -1:
-        times.check(timestamp)
+    if timestamp == -1:
+        return NO_TIME
+    times.check(timestamp)
     return timestamp
 
 
-def _parquet_rows(file: IO[bytes]) -> Iterator[Row]:
+def _parquet_rows(file: IO[bytes]) -> Iterator[Record]:
     try:
         import pyarrow as pa
         from pyarrow import parquet
@@ -191,7 +185,7 @@ def _parquet_rows(file: IO[bytes]) -> Iterator[Row]:
                 if value is None:
                     raise ValueError("a value is never null")
                 when = -1 if timestamp is None else timestamp
-                yield Row(key, value, _within(type or 0, 255, "type"), _within(codec or 0, 254, "codec"), _time(when))
+                yield Record(0, _time(when), _within(type or 0, 255, "type"), key, value, _within(codec or 0, 254, "codec"))
             except ValueError as error:
                 raise NotImportable(f"row {number}: {error}") from error
 

@@ -18,7 +18,6 @@ from kvspool.log import Log
 from kvspool.opening import logs
 from kvspool.record import NO_TIME, Codec
 from kvspool.spool import Spool
-from kvspool.spool.appending import Row
 from kvspool.system.handles import Handle
 from kvspool.transfer import queues
 
@@ -139,7 +138,7 @@ class SpoolTarget(LogTarget):
             most = times.latest()
             rows = rows._replace(timestamps=[NO_TIME if timestamp > most else timestamp for timestamp in rows.timestamps])
         self._refuse_overwriting(rows)
-        appended = self._log.append_rows(_spool_rows(rows))
+        appended = self._log.append_rows(rows)
         if at not in (None, appended.start):
             raise OtherRecords(f"another program appends to {self.path}: expected sequence {at}, got {appended.start}")
         return appended
@@ -151,11 +150,6 @@ class SpoolTarget(LogTarget):
                 f"{self.path} has room for the records before {rows.first}; later ones would overwrite records of the copy. "
                 "Give it a larger capacity (kvspool resize), and copy again: the copy continues there"
             )
-
-
-def _spool_rows(rows: Rows) -> list[Row]:
-    stored = [max(timestamp, 0) if timestamp != NO_TIME else -1 for timestamp in rows.timestamps]
-    return [Row(*row) for row in zip(rows.keys, rows.values, rows.types, rows.codecs, stored, strict=True)]
 
 
 class QueueTarget(CopyTarget):

@@ -31,11 +31,11 @@ from schedules import ALL
 
 import kvspool
 import shard
-from kvspool import Codec, Gap, Spool, arrow, errors, system
+from kvspool import Gap, Record, Spool, arrow, errors, system
+from kvspool.engine.rows import columns_of
 from kvspool.kernel import frames as frames_loops
 from kvspool.kernel import frames_py as frames
 from kvspool.spool import format
-from kvspool.spool.appending import Row
 from kvspool.spool.spool_files import SpoolFiles
 from kvspool.system import holders
 
@@ -159,7 +159,7 @@ class AppendRows(Append):
     values = BATCH
 
     def append(self, log: Spool) -> None:
-        self.said.extend(log.append_rows([Row(b"key", value, 7, Codec.RAW, 1) for value in self.values]))
+        self.said.extend(log.append_rows(columns_of([Record(0, 1, 7, b"key", value) for value in self.values])))
 
 
 class AppendArrow(Append):

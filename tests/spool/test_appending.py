@@ -13,8 +13,9 @@ from commands import Run
 
 import kvspool
 from kvspool import Spool, errors, system
+from kvspool.engine.rows import values_of
 from kvspool.errors import AppendedInPart, Pinned, SpoolFull, appended_by
-from kvspool.spool.appending import Appending, Prepared, Row
+from kvspool.spool.appending import Appending, Prepared
 from kvspool.spool.durability import SpoolFlusher
 from kvspool.system import Port
 
@@ -46,7 +47,7 @@ def burst(log: Spool, values: list[bytes]) -> Any:
 
 WAYS: dict[str, Callable[[Spool, list[bytes]], Any]] = {
     "append_many": lambda log, values: log.append_many(values),
-    "append_rows": lambda log, values: log.append_rows([Row(None, value, 0, 0, -1) for value in values]),
+    "append_rows": lambda log, values: log.append_rows(values_of(0, values)),
     "append_arrow": arrow,
     "writer": burst,
     "producer": producer,

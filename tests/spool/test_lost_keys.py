@@ -15,9 +15,9 @@ import kvspool
 import shard
 from kvspool import Record, Spool, arrow, errors, system
 from kvspool.engine.iteration import Iteration
+from kvspool.engine.rows import values_of
 from kvspool.kernel import frames_py as frames
 from kvspool.spool import format
-from kvspool.spool.appending import Row
 
 CAPACITY = 65536
 KEPT = "kept"  # a record names the lost key, so the recovery closes the key table
@@ -140,7 +140,7 @@ def by_a_producer(log: Spool, values: list[Any]) -> None:
 
 
 def by_append_rows(log: Spool, values: list[Any]) -> None:
-    log.append_rows([Row(None, msgspec.msgpack.encode(value), 0, kvspool.Codec.KEYED, -1) for value in values])
+    log.append_rows(values_of(0, [msgspec.msgpack.encode(value) for value in values], kvspool.Codec.KEYED))
 
 
 VERBS = [

@@ -14,9 +14,10 @@ import kvspool
 import shard
 from kvspool import Spool, system
 from kvspool.engine import times
+from kvspool.engine.rows import columns_of
 from kvspool.errors import NotImportable
 from kvspool.journal import JournalBatch
-from kvspool.spool.appending import Row
+from kvspool.record import NO_TIME, Record
 
 HOUR = 3600 * 10**9
 WORDS = r"is more than a day after this machine's clock \(20\d\d-.*\): times in a log never decrease"
@@ -54,7 +55,7 @@ WAYS: dict[str, Callable[[Spool, int], Any]] = {
     "append text": lambda log, timestamp: log.append("x", timestamp=timestamp),
     "append durably": lambda log, timestamp: log.append(b"x", timestamp=timestamp, durable=True),
     "append_many": lambda log, timestamp: log.append_many([b"x"] * 2, timestamp=timestamp),
-    "append_rows": lambda log, timestamp: log.append_rows([Row(None, b"x", 0, 0, -1), Row(None, b"x", 0, 0, timestamp)]),
+    "append_rows": lambda log, timestamp: log.append_rows(columns_of([Record(0, at, 0, None, b"x") for at in (NO_TIME, timestamp)])),
     "writer": burst,
     "writer of many": burst_of_many,
     "append_arrow": arrow,
