@@ -36,9 +36,9 @@ import msgspec
 
 from hub.client_ids import check_client
 from kvspool import Record, system
+from kvspool.engine.checksums import checksum
 from kvspool.errors import Corruption, NotALog, UnknownVersion
 from kvspool.groups.fencing import remove_unfinished
-from kvspool.journal.control import checksum
 from kvspool.journal.offsets import check_name
 from kvspool.record import NO_TIME
 from kvspool.system import disk, documents

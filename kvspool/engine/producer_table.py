@@ -27,9 +27,9 @@ from types import TracebackType
 from typing import Annotated, NamedTuple
 
 from kvspool import system
+from kvspool.engine.checksums import checksum, sealed
 from kvspool.engine.layout import Layout
 from kvspool.errors import Corruption, TooManyPieces, TooManyProducers, UnknownVersion
-from kvspool.kernel.frames import crc32c
 from kvspool.system import disk, logger
 from kvspool.system.descriptor import Descriptor, OpenFile
 
@@ -157,8 +157,7 @@ class ProducerTable(OpenFile):
         found = cls.open(directory, log_id)
         if found is not None:
             return found
-        header = HEADER.pack(TableHeader(MAGIC, VERSION, BLOCK, log_id, b"", 0))[:-4]
-        data = header + _checksum(header).to_bytes(4, "little")
+        data = sealed(HEADER.pack(TableHeader(MAGIC, VERSION, BLOCK, log_id, b"", 0)))
         disk.replace(directory / NAME, data.ljust(BLOCK * (1 + STEP), b"\0"), mode, rights=mode)
         return cls._checked(directory / NAME, log_id, os.O_RDWR)
 
@@ -173,7 +172,7 @@ class ProducerTable(OpenFile):
             header = HEADER.unpack(raw)
             if header.version != VERSION:
                 raise UnknownVersion(f"{path} has version {header.version}; this kvspool supports version {VERSION}: upgrade to open it")
-            if header.crc != _checksum(raw[:-4]) or header.state_bytes != BLOCK or header.log_id != log_id.ljust(16, b"\0"):
+            if header.crc != checksum(raw[:-4]) or header.state_bytes != BLOCK or header.log_id != log_id.ljust(16, b"\0"):
                 raise Corruption(f"{path} is damaged, or of another log: remove it; the state of producers' batches is lost")
             return cls(path, log_id, file)
         except BaseException:
@@ -309,9 +308,8 @@ class ProducerTable(OpenFile):
         newest = max((place.generation for place in places if place is not None), default=0)
         which = 1 if places[0] is not None and places[0].generation == newest else 0
         updated = system.port.now() if is_used else state.updated
-        raw = STATE.pack(state._replace(generation=newest + 1, boot_id=system.port.boot_id(), updated=updated))[:-4]
-        raw += _checksum(self._log_id, raw).to_bytes(4, "little")
-        system.port.write(self.fd, raw, at + which * PLACE)
+        raw = STATE.pack(state._replace(generation=newest + 1, boot_id=system.port.boot_id(), updated=updated))
+        system.port.write(self.fd, sealed(raw, self._log_id), at + which * PLACE)
 
     def copy_to(self, directory: Path) -> None:
         """Copy the list to another directory of the log, on disk when this returns."""
@@ -335,7 +333,7 @@ class ProducerTable(OpenFile):
         if len(raw) < PLACE or not any(raw[:8]):
             return None
         state = STATE.unpack(raw)
-        if state.crc != _checksum(self._log_id, raw[:-4]) or state.generation >= (1 << 64) - 1:
+        if state.crc != checksum(self._log_id, raw[:-4]) or state.generation >= (1 << 64) - 1:
             return None
         is_possible = state.phase <= UNDER_WAY and state.pieces <= PIECES and state.name_bytes <= len(state.name)
         return state if is_possible and state.batch < 1 << 63 else None
@@ -417,10 +415,3 @@ def _after_loss(state: ProducerState, earlier: ProducerState | None, kept: Calla
     if is_kept and earlier is not None and earlier.id == state.id and earlier.phase == AT_REST and earlier.done == state.done:
         is_kept = earlier.resolved(kept).done == state.done  # a batch that was not durable, before one that is
     return resolved if is_kept else resolved._replace(done=0)
-
-
-def _checksum(*parts: bytes) -> int:
-    state = 0xFFFFFFFF
-    for part in parts:
-        state = crc32c(state, part)
-    return state ^ 0xFFFFFFFF

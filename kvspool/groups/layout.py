@@ -12,10 +12,9 @@ import struct
 from collections.abc import Sequence
 from typing import Annotated, NamedTuple
 
+from kvspool.engine.checksums import checksum, name_after, with_name
 from kvspool.engine.layout import Layout
 from kvspool.errors import Corruption, UnknownVersion
-from kvspool.kernel.frames import crc32c
-from kvspool.kernel.frames_py import LOW
 
 MAGIC = b"KVGROUP\0"
 VERSION = 1
@@ -124,11 +123,7 @@ def room(most_shards: int) -> int:
 
 def pack_header(name: str, most_shards: int) -> bytes:
     """Return the first bytes of a group file. Raises ValueError for an invalid name."""
-    raw = name.encode()
-    if not 1 <= len(raw) <= LONGEST_NAME:
-        raise ValueError(f"the name of a group has 1 to {LONGEST_NAME} bytes of UTF-8, not {len(raw)}")
-    header = HEADER.pack(Header(MAGIC, VERSION, most_shards, len(raw), 0))[:-4]
-    return header + struct.pack("<I", checksum(header + raw)) + raw
+    return with_name(HEADER.pack(Header(MAGIC, VERSION, most_shards, len(name.encode()), 0)), name, "a group", LONGEST_NAME)
 
 
 def parse_header(data: bytes) -> tuple[str, int]:
@@ -142,13 +137,7 @@ def parse_header(data: bytes) -> tuple[str, int]:
         raise UnknownVersion(f"it has version {header.version}, this kvspool knows {VERSION}")
     if not (1 <= header.name_length <= LONGEST_NAME and 1 <= header.most_shards <= MOST_SHARDS):
         raise ValueError("its header has impossible sizes")
-    raw = data[HEADER.size : HEADER.size + header.name_length]
-    if len(raw) < header.name_length or checksum(data[: HEADER.size - 4] + raw) != header.checksum:
-        raise ValueError("the checksum of its header doesn't match")
-    try:
-        return raw.decode(), header.most_shards
-    except UnicodeDecodeError:
-        raise ValueError("its name is not UTF-8") from None
+    return name_after(data, HEADER.size, header.name_length), header.most_shards
 
 
 def pack_state(state: GroupState) -> bytes:
@@ -206,8 +195,3 @@ def damaged(path: object, reason: object) -> Corruption:
     return Corruption(
         f"{path} is no sound group file: {reason}; stop the members of the group and remove it: positions are stored elsewhere"
     )
-
-
-def checksum(data: bytes) -> int:
-    """Return the CRC32C of some bytes."""
-    return crc32c(LOW, data) ^ LOW

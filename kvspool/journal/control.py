@@ -37,6 +37,7 @@ from typing import Annotated, NamedTuple
 
 from kvspool import system
 from kvspool.engine import locks
+from kvspool.engine.checksums import checksum, sealed
 from kvspool.engine.layout import Layout
 from kvspool.errors import Closed, KvspoolError, LockTimeout, LogVanished, NotAFile
 from kvspool.journal.tail import COPY, TAIL
@@ -388,15 +389,9 @@ class Control(OpenFile):
 NOTHING = Page(bytes(8), bytes(16), 0, 0, 0, NO_TIME, 0, 0, 0, 0, 0, 0, 0)
 
 
-def checksum(data: bytes) -> int:
-    """Return the CRC32C of some bytes."""
-    return crc32c(0xFFFF_FFFF, data) ^ 0xFFFF_FFFF
-
-
 def pack(page: Page) -> bytes:
     """Return the bytes of a page, with its checksum."""
-    data = PAGE.pack(page)[:-4]
-    return data + checksum(data).to_bytes(4, "little")
+    return sealed(PAGE.pack(page))
 
 
 def parse(data: bytes) -> Page:

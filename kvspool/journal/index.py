@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 from kvspool import system
+from kvspool.engine.checksums import checksum
 from kvspool.engine.layout import Layout
-from kvspool.journal.control import checksum
 from kvspool.journal.format import Format
 from kvspool.journal.segments import Segment
 from kvspool.journal.walking import walk

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from kvspool.engine.checksums import checksum, sealed
 from kvspool.kernel import frames_py as frames
 from kvspool.spool import format
 
@@ -45,7 +46,7 @@ def newest(front: memoryview, header: format.ControlHeader) -> tuple[int | None,
     for number, at in enumerate(format.CHECKPOINTS_AT):
         raw = bytes(front[at : at + format.CHECKPOINT.size])
         found = format.CHECKPOINT.unpack(raw)
-        if found.generation <= best.generation or found.crc != format.checksum(header.log_id, raw[:-4]):
+        if found.generation <= best.generation or found.crc != checksum(header.log_id, raw[:-4]):
             continue
         if found.head & 7 or found.tail & 7 or found.synced > found.tail or found.generation >> 63:
             continue  # no valid checkpoint says so
@@ -70,8 +71,8 @@ def state(reader: Ring) -> State:
 def successor(front: memoryview, header: format.ControlHeader, state: State, synced: int, boot_id: bytes) -> tuple[int, bytes]:
     """Return the place of a new checkpoint, that of the older one, and its bytes; `synced`: end of the records that are on disk already."""
     which, before = newest(front, header)
-    body = format.CHECKPOINT.pack(format.Checkpoint(before.generation + 1, *state, min(synced, state.tail), boot_id, 0, 0))[:-4]
-    return format.CHECKPOINTS_AT[0 if which is None else 1 - which], body + format.checksum(header.log_id, body).to_bytes(4, "little")
+    body = format.CHECKPOINT.pack(format.Checkpoint(before.generation + 1, *state, min(synced, state.tail), boot_id, 0, 0))
+    return format.CHECKPOINTS_AT[0 if which is None else 1 - which], sealed(body, header.log_id)
 
 
 def announce(control: memoryview, state: State) -> None:

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from kvspool import system
 from kvspool.engine import making, producer_table
+from kvspool.engine.checksums import sealed
 from kvspool.errors import LogExists, NameNotDurable
 from kvspool.spool import epochs, format
-from kvspool.spool.headers import sealed
 from kvspool.spool.spool_files import SpoolFiles
 from kvspool.system import disk, filesystems
 from kvspool.system.descriptor import Descriptor
@@ -130,7 +130,7 @@ def fill(building: Path, header: format.ControlHeader, mode: int, epoch: format.
     if epoch is None:
         epoch = format.Epoch(system.port.boot_id(), 0, 0, 0, 0, 0, format.TRUE, 0)
     _write_data(building / format.DATA_FILE, header.log_id, header.capacity, mode, touched)
-    head = sealed(format.HEADER, header) + epochs.packed(header.log_id, epoch)
+    head = sealed(format.HEADER.pack(header)) + epochs.packed(header.log_id, epoch)
     _write_file(building / format.CONTROL_FILE, header.control_bytes, head, mode)
     disk.flush_directory(building, 0o700 | mode & 0o444 | (mode & 0o444) >> 2)
 
@@ -146,7 +146,7 @@ def _publish(made: making.Making, path: Path) -> None:
 
 def _write_data(path: Path, log_id: bytes, capacity: int, mode: int, touched: int) -> None:
     header = format.DataHeader(format.DATA_MAGIC, format.VERSION, format.DATA_START, capacity, log_id, b"", 0)
-    _write_file(path, format.DATA_START + capacity, sealed(format.DATA_HEADER, header), mode, touched)
+    _write_file(path, format.DATA_START + capacity, sealed(format.DATA_HEADER.pack(header)), mode, touched)
 
 
 def _write_file(path: Path, size: int, header: bytes, mode: int, touched: int = 0) -> None:

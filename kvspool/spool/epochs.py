@@ -7,13 +7,13 @@ crash doesn't lose the record of the last one: above all `first_seq`, the first 
 
 from __future__ import annotations
 
+from kvspool.engine.checksums import checksum, sealed
 from kvspool.spool import format
 
 
 def packed(log_id: bytes, epoch: format.Epoch) -> bytes:
     """Return the bytes of an epoch with its checksum, which need not be set."""
-    body = format.EPOCH.pack(epoch)[:-4]
-    return body + format.checksum(log_id, body).to_bytes(4, "little")
+    return sealed(format.EPOCH.pack(epoch), log_id)
 
 
 def newest(control: memoryview, log_id: bytes) -> tuple[int, format.Epoch] | None:
@@ -23,7 +23,7 @@ def newest(control: memoryview, log_id: bytes) -> tuple[int, format.Epoch] | Non
         raw = bytes(control[at : at + format.EPOCH.size])
         epoch = format.EPOCH.unpack(raw)
         is_possible = epoch.state in (format.SEALED, format.TRUE) and not epoch.recoveries >> 63
-        if is_possible and epoch.crc == format.checksum(log_id, raw[:-4]):
+        if is_possible and epoch.crc == checksum(log_id, raw[:-4]):
             found.append((slot, epoch))
     return max(found, key=lambda each: each[1].recoveries, default=None)
 

@@ -319,14 +319,6 @@ def largest_frame(capacity: int) -> int:
     return min(capacity >> 2, frames.LARGEST)
 
 
-def checksum(*parts: bytes) -> int:
-    """Return the CRC32C of the parts, one after the other."""
-    state = 0xFFFFFFFF
-    for part in parts:
-        state = crc32c(state, part)
-    return state ^ 0xFFFFFFFF
-
-
 def frame_seed(log_id: bytes) -> int:
     """Return the CRC32C register with which the checksum of each frame of this log begins."""
     return crc32c(0xFFFFFFFF, log_id)

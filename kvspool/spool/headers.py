@@ -5,17 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TypeVar
 
+from kvspool.engine.checksums import checksum
 from kvspool.engine.layout import Layout
 from kvspool.errors import Corruption, FormatError, NotALog, Truncated, UnknownVersion
 from kvspool.spool import format
 
 H = TypeVar("H", format.ControlHeader, format.DataHeader)
-
-
-def sealed(layout: Layout[H], record: H) -> bytes:
-    """Return the bytes of a header whose last field is the checksum of the fields before it."""
-    body = layout.pack(record)[:-4]
-    return body + format.checksum(body).to_bytes(4, "little")
 
 
 def checked(layout: Layout[H], raw: bytes, path: Path, magic: bytes) -> H:
@@ -28,7 +23,7 @@ def checked(layout: Layout[H], raw: bytes, path: Path, magic: bytes) -> H:
     if record.version != format.VERSION:
         known = f"this kvspool reads version {format.VERSION}"
         raise UnknownVersion(f"{path} has format version {record.version}; {known}: {_way_out(record.version)}")
-    if format.checksum(raw[: layout.size - 4]) != record.crc:
+    if checksum(raw[: layout.size - 4]) != record.crc:
         raise Corruption(f"{path}: the checksum of its header doesn't match")
     return record
 

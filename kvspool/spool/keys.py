@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from kvspool import system
+from kvspool.engine.checksums import checksum
 from kvspool.kernel import frames_py as frames
 from kvspool.keyed import LONGEST_KEY, Keys
 from kvspool.spool import format
@@ -152,7 +153,7 @@ class KeyTable:
         self.refresh()
 
     def _entry(self, key: bytes, index: int) -> bytes:
-        crc = format.checksum(self._log_id, index.to_bytes(4, "little"), key)
+        crc = checksum(self._log_id, index.to_bytes(4, "little"), key)
         return format.KEY_ENTRY.pack(format.KeyEntry(len(key), crc)) + key
 
     def _sound(self, region: Any) -> Iterator[tuple[str, int, int]]:

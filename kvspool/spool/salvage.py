@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from kvspool import keyed, system
+from kvspool.engine.checksums import checksum
 from kvspool.engine.moving import Mover, Target
 from kvspool.engine.rows import SPOOL, Rows, columns_of
 from kvspool.errors import Corruption, LogNotFound, NotALog
@@ -158,7 +159,7 @@ def _control_block(path: Path, damage: list[str]) -> bytes:
 
 def _header(raw: bytes, layout: Any, magic: bytes) -> Any:
     """Return a header; None if it is not sound."""
-    if raw[: len(magic)] == magic and len(raw) == layout.size and format.checksum(raw[:-4]) == int.from_bytes(raw[-4:], "little"):
+    if raw[: len(magic)] == magic and len(raw) == layout.size and checksum(raw[:-4]) == int.from_bytes(raw[-4:], "little"):
         return layout.unpack(raw)
     return None
 

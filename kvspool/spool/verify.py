@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from kvspool import system
 from kvspool.engine import producer_table
+from kvspool.engine.checksums import checksum
 from kvspool.engine.damage import MOST_PLACES, Damage, VerifyReport
 from kvspool.kernel import frames_py as frames
 from kvspool.options import Progress
@@ -130,7 +131,7 @@ def _problems(files: SpoolFiles) -> list[str]:
     ):
         with files.held_open():
             raw = system.port.read(fd, size, 0)
-        if format.checksum(raw[:-4]) != int.from_bytes(raw[-4:], "little"):
+        if checksum(raw[:-4]) != int.from_bytes(raw[-4:], "little"):
             found.append(f"{name}: the checksum of its header doesn't match")
     if files.key_table is not None and not files.key_table.is_whole():
         known = len(files.key_table.indexes)

@@ -6,15 +6,13 @@ No byte is trusted before it was checked: the marks of a slot have no impossible
 
 from __future__ import annotations
 
-import struct
 from typing import Annotated, NamedTuple
 
+from kvspool.engine.checksums import name_after, with_name
 from kvspool.engine.layout import Layout
 from kvspool.errors import Corruption, UnknownVersion
 from kvspool.kernel import group_py as groups
 from kvspool.kernel import tasks_py as tasks
-from kvspool.kernel.frames import crc32c
-from kvspool.kernel.frames_py import LOW
 
 MAGIC = b"KVTASKS\0"
 VERSION = 1
@@ -140,12 +138,9 @@ class TaskHeader(NamedTuple):
 
 def pack_header(header: TaskHeader) -> bytes:
     """Return the first bytes of a file. Raises ValueError for an invalid name."""
-    raw = header.name.encode()
-    if not 1 <= len(raw) <= LONGEST_NAME:
-        raise ValueError(f"the name of a task list has 1 to {LONGEST_NAME} bytes of UTF-8, not {len(raw)}")
     flags = ORDERED if header.is_ordered else 0
-    words = HEADER.pack(TaskHead(MAGIC, VERSION, header.window, flags, len(raw), header.log_id.ljust(16, b"\0"), 0))[:-4]
-    return words + struct.pack("<I", checksum(words + raw)) + raw
+    head = TaskHead(MAGIC, VERSION, header.window, flags, len(header.name.encode()), header.log_id.ljust(16, b"\0"), 0)
+    return with_name(HEADER.pack(head), header.name, "a task list", LONGEST_NAME)
 
 
 def parse_header(data: bytes) -> TaskHeader:
@@ -160,13 +155,7 @@ def parse_header(data: bytes) -> TaskHeader:
     is_power = header.window & (header.window - 1) == 0
     if not (LEAST_WINDOW <= header.window <= MOST_WINDOW and is_power and 1 <= header.name_length <= LONGEST_NAME):
         raise ValueError("its header has impossible sizes")
-    raw = data[HEADER.size : HEADER.size + header.name_length]
-    if len(raw) < header.name_length or checksum(data[: HEADER.size - 4] + raw) != header.checksum:
-        raise ValueError("the checksum of its header doesn't match")
-    try:
-        name = raw.decode()
-    except UnicodeDecodeError:
-        raise ValueError("its name is not UTF-8") from None
+    name = name_after(data, HEADER.size, header.name_length)
     return TaskHeader(name, header.window, bool(header.flags & ORDERED), header.log_id)
 
 
@@ -185,8 +174,3 @@ def damaged(path: object, reason: object) -> Corruption:
         f"{path} is no sound file of a task list: {reason}; stop the workers and remove it: "
         "then the tasks after the stored position are given out again"
     )
-
-
-def checksum(data: bytes) -> int:
-    """Return the CRC32C of some bytes."""
-    return crc32c(LOW, data) ^ LOW

@@ -28,8 +28,8 @@ from hub import HubRoot, ShardReplaced
 from hub.root import positions
 from hub.root.positions import Key, Position
 from kvspool import Gap, GapError, system
+from kvspool.engine.checksums import checksum
 from kvspool.errors import Closed, Corruption, LogNotFound, NoSuchReader, NotALog, OutOfRange, ReaderBusy, UnknownVersion
-from kvspool.journal.control import checksum
 
 FORMATS: list[dict[str, Any]] = [{"capacity": 65536}, {"format": "kvj"}]
 

@@ -11,6 +11,7 @@ from faults import ClockPort
 
 import kvspool
 from kvspool import Codec, Record, system
+from kvspool.engine.checksums import checksum
 from kvspool.spool import format
 
 FORMATS = Path(__file__).parents[1] / "formats"
@@ -111,7 +112,7 @@ def test_the_golden_dump_says_what_it_is() -> None:
     control = load(GOLDEN[format.CONTROL_FILE], GOLDEN["control_bytes"])
     header = format.HEADER.unpack(control)
     assert header.magic == b"KVSPOOL2"
-    assert header.crc == format.checksum(control[:124])
+    assert header.crc == checksum(control[:124])
     assert (header.capacity, header.control_bytes, header.codec) == (4096, GOLDEN["control_bytes"], Codec.JSON)
     epoch = format.EPOCH.unpack(control, format.EPOCHS_AT[0])
     assert (epoch.boot_id, epoch.first_seq, epoch.recoveries, epoch.state) == (bytes(range(0xF0, 0x100)), 0, 0, format.TRUE)
@@ -171,7 +172,7 @@ def test_the_control_file_has_an_index_entry_for_each_block(capacity: int, block
 def test_a_frames_checksum_covers_log_id_header_key_and_value() -> None:
     body = struct.pack("<IIQQBBH", 40, 6, 3, 9, 1, 0, 2)
     log_id = bytes(range(16))
-    expected = format.checksum(log_id, body, b"kkvvvv")
+    expected = checksum(log_id, body, b"kkvvvv")
     state = format.frame_seed(log_id)
     for part in (body, b"kk", b"vvvv"):
         state = format.crc32c(state, part)

@@ -23,6 +23,7 @@ from faults import BlindPort, ClockPort, FailingPort
 import kvspool
 from kvspool import Codec, Gap, GapError, Record, Spool, errors, system
 from kvspool.engine import locks
+from kvspool.engine.checksums import checksum
 from kvspool.kernel import frames_py as frames
 from kvspool.kernel.lock_py import WAITERS
 from kvspool.spool import format
@@ -339,7 +340,7 @@ def checkpoints(log: Spool) -> list[format.Checkpoint]:
         part = raw[at : at + format.CHECKPOINT.size]
         checkpoint = format.CHECKPOINT.unpack(part)
         if checkpoint.generation:
-            assert checkpoint.crc == format.checksum(log.log_id, part[:-4])
+            assert checkpoint.crc == checksum(log.log_id, part[:-4])
             found.append(checkpoint)
     return sorted(found)
 

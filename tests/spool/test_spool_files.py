@@ -17,6 +17,7 @@ from trees import tree
 
 import kvspool
 from kvspool import errors, system
+from kvspool.engine.checksums import checksum
 from kvspool.spool import format
 from kvspool.spool.spool_files import SpoolFiles
 
@@ -63,7 +64,7 @@ def header_of(path: Path, name: str, field: str, value: object) -> None:
     layout = format.HEADER if name == format.CONTROL_FILE else format.DATA_HEADER
     data = bytearray(file.read_bytes())
     body = layout.pack(layout.unpack(data)._replace(**{field: value}))[:-4]  # type: ignore[attr-defined, arg-type]
-    data[: layout.size] = body + format.checksum(body).to_bytes(4, "little")
+    data[: layout.size] = body + checksum(body).to_bytes(4, "little")
     file.write_bytes(data)
 
 

@@ -32,6 +32,7 @@ with atheris.instrument_imports(include=["kvspool"]):
     from kvspool.cli import append as command
     from kvspool.cli import lines
     from kvspool.cli.options import BadInput
+    from kvspool.engine.checksums import checksum
     from kvspool.journal import Journal, files, index
     from kvspool.journal.formats import FORMATS
     from kvspool.journal.settings import Settings
@@ -90,7 +91,7 @@ def header(data: bytes) -> None:
     for layout, magic in ((format.HEADER, format.CONTROL_MAGIC), (format.DATA_HEADER, format.DATA_MAGIC)):
         for raw in (data, magic + struct.pack("<I", format.VERSION) + data[: layout.size - 16]):
             body = raw[: layout.size - 4].ljust(layout.size - 4, b"\0")
-            for sealed in (raw, body + format.checksum(body).to_bytes(4, "little")):
+            for sealed in (raw, body + checksum(body).to_bytes(4, "little")):
                 try:
                     found = headers.checked(layout, sealed, path, magic)  # type: ignore[type-var]
                     headers.check_capacity(found.capacity, found.data_start, path)
@@ -128,7 +129,7 @@ def checkpoint(data: bytes) -> None:
     first, second = format.CHECKPOINTS_AT
     size = format.CHECKPOINT.size
     body = data[: size - 4].ljust(size - 4, b"\0")
-    sealed = body + format.checksum(LOG_ID, body).to_bytes(4, "little")
+    sealed = body + checksum(LOG_ID, body).to_bytes(4, "little")
     rest = data[size - 4 :][:size].ljust(size, b"\0")
     for one, other in ((sealed, rest), (rest, sealed), (sealed, sealed), (rest, rest)):
         front[first : first + size], front[second : second + size] = one, other

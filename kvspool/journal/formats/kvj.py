@@ -10,10 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
 
+from kvspool.engine.checksums import checksum
 from kvspool.engine.layout import Layout
 from kvspool.errors import Corruption, TooLarge, UnknownVersion
 from kvspool.journal import format
-from kvspool.journal.control import checksum
 from kvspool.journal.format import LAST_SEQUENCE, LAST_TIME, AppendedColumns, AppendedRecords, Before, JournalBatch, Scan
 from kvspool.journal.formats.arrangement import Nested
 from kvspool.kernel import kvj, tail_py
