@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-    from hub.tables.delta import Change, Table
+    from hub.tables.delta import Table
     from hub.tables.files import DataFile
     from hub.tables.iceberg import IcebergTable
     from hub.tables.place import TablePlace
@@ -44,25 +44,6 @@ class Sink(Protocol):
 
     def attach(self, frame: DataFrame, query: Callable[[], str], before: Callable[[int], None]) -> DataStreamWriter:
         """Make a query write its rows here. before: called with a batch's number before any of it is computed."""
-
-
-class CommittedTable(Protocol):
-    """The interface of a table that a sink needs; see `hub.tables.delta.Table`."""
-
-    place: TablePlace
-
-    @property
-    def properties(self) -> dict[str, str]: ...
-
-    def refresh(self) -> None: ...
-
-    def last(self, app: str) -> int | None: ...
-
-    def has_rows(self) -> bool: ...
-
-    def commit(self, files: Iterable[DataFile], changes: Mapping[str, Change], *, replace: bool, note: Mapping[str, Any]) -> int: ...
-
-    def merge(self, files: Iterable[DataFile], keys: Iterable[str], changes: Mapping[str, Change], *, note: Mapping[str, Any]) -> int: ...
 
 
 def open_sink(job: Job) -> Sink:
@@ -155,11 +136,11 @@ class TableSink:
         """Return whether there is a table."""
         raise NotImplementedError
 
-    def opened(self) -> CommittedTable:
+    def opened(self) -> Table | IcebergTable:
         """Return the existing table."""
         raise NotImplementedError
 
-    def made(self, schema: pyarrow.Schema, properties: dict[str, str]) -> CommittedTable:
+    def made(self, schema: pyarrow.Schema, properties: dict[str, str]) -> Table | IcebergTable:
         """Return the table for rows of a schema; create a missing one."""
         raise NotImplementedError
 
@@ -207,7 +188,7 @@ class TableSink:
             )
 
     def _write(
-        self, table: CommittedTable, schema: pyarrow.Schema, keys: tuple[str, ...], frame: DataFrame, query: str, batch: int,
+        self, table: Table | IcebergTable, schema: pyarrow.Schema, keys: tuple[str, ...], frame: DataFrame, query: str, batch: int,
         before: Callable[[int], None],
     ) -> None:  # fmt: skip
         from hub.tables.delta import Change
@@ -328,7 +309,7 @@ class BatchState:
     is noticed. A third one has a digest of the last batch's offsets, so that an older checkpoint is noticed.
     """
 
-    def __init__(self, table: CommittedTable, job: Job, query: str, batch: int) -> None:
+    def __init__(self, table: Table | IcebergTable, job: Job, query: str, batch: int) -> None:
         self._table, self._job, self._query, self._batch = table, job, query, batch
         self._owner, self._offsets = f"kvspool/{job.name}/query", f"kvspool/{job.name}/offsets"
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Admission(Handle):
-    """The guard of one call; see `ingest.IngestGuard`. Close it when the call ends."""
+    """The guard of one call. Close it when the call ends."""
 
     def __init__(self, caller: Standing, meters: Meters, space: Space, store: Store) -> None:
         self._caller = caller

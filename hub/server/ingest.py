@@ -14,7 +14,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, ExitStack
-from typing import Protocol
 
 import pyarrow as pa
 
@@ -25,6 +24,7 @@ from hub.root import columns, draining
 from hub.root.columns import SequencedBatch
 from hub.root.store import Outcome, Shard, Store
 from hub.server import ipc
+from hub.server.admission import Admission
 from hub.server.call import Call, completed
 from hub.server.clients import Client
 from hub.server.event_log import escape
@@ -42,20 +42,10 @@ UNHEARD = 5.0  # seconds after which the same happens with the next batch
 logger = logging.getLogger("kvspool.hub")
 
 
-class IngestGuard(Protocol):
-    """Admission control of one call."""
-
-    def admit(self, size: int) -> float:
-        """Called before a batch of `size` bytes is stored. Return how many seconds to wait before the next one.
-
-        Raises a HubError for a refusal.
-        """
-
-
 class IngestSession:
     """The records of one call of one client. Its methods but `flush` are called one at a time."""
 
-    def __init__(self, store: Store, level: Level, guard: IngestGuard, opening: Opening, client: Client, largest: int) -> None:
+    def __init__(self, store: Store, level: Level, guard: Admission, opening: Opening, client: Client, largest: int) -> None:
         self.level = level
         self.largest = largest
         self._store = store

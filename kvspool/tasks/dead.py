@@ -8,11 +8,10 @@ was killed looks from that end on whether the record is there: then it only lets
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -23,22 +22,9 @@ from kvspool.record import Codec, Record, decode, plain
 from kvspool.system import holders
 from kvspool.system.handles import Handle
 from kvspool.tasks import layout
-from kvspool.tasks.task import Task
+from kvspool.tasks.task import Task, TaskHolder
 
 PUT_BACK = "requeue"  # the durable reader of a dead-letter log: records before it were put back
-
-
-class BuryingSource(Protocol):
-    """The worker's access to the log of a task that becomes a dead letter."""
-
-    shard: Any
-    log_id: bytes
-    window: Any
-    file: Any
-    burying: threading.Lock
-    max_deliveries: int | None
-
-    def call(self, method: Callable[[], int]) -> int: ...
 
 
 class DeadLetter(msgspec.Struct, frozen=True):
@@ -81,7 +67,7 @@ class DeadLetters(Handle):
             self._log = import_whole("kvspool.opening.logs").create(self.path, format="kvj", codec="msgpack", exist_ok=True)
         return self._log
 
-    def bury(self, source: BuryingSource, task: Task, reason: str) -> None:
+    def bury(self, source: TaskHolder, task: Task, reason: str) -> None:
         """Move the record of a DYING task to the dead-letter log, and let the task be done; on disk when this returns.
 
         Raises LockTimeout, and the errors of an append: the task is DYING then, and moved once its worker ends.
@@ -100,7 +86,7 @@ class DeadLetters(Handle):
             source.call(lambda: window.bury(task.sequence))
             window.set_word(words.BURYING, 0)
 
-    def _finish_last(self, source: BuryingSource, log: Any) -> None:
+    def _finish_last(self, source: TaskHolder, log: Any) -> None:
         """Under the lock: finish the move of a worker that was killed, if its record is in the log."""
         window = source.window
         burying = window.word(words.BURYING)
@@ -111,7 +97,7 @@ class DeadLetters(Handle):
             source.call(lambda: window.bury(sequence))
         window.set_word(words.BURYING, 0)
 
-    def _has(self, log: Any, start: int, source: BuryingSource, sequence: int) -> bool:
+    def _has(self, log: Any, start: int, source: TaskHolder, sequence: int) -> bool:
         first, end = log.extent()
         if start > end:
             return False
@@ -121,7 +107,7 @@ class DeadLetters(Handle):
                 return True
         return False
 
-    def _letter(self, source: BuryingSource, task: Task, reason: str) -> DeadLetter:
+    def _letter(self, source: TaskHolder, task: Task, reason: str) -> DeadLetter:
         deliveries = task.deliveries
         if source.max_deliveries is not None:
             deliveries = min(deliveries, source.max_deliveries)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import builtins
+import threading
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any, Protocol, Self, TypeVar
 
@@ -16,9 +18,16 @@ T = TypeVar("T")
 
 
 class TaskHolder(Protocol):
-    """The worker's access to the log of a task."""
+    """The worker's access to the log of a task, and to its task list."""
 
     shard: Any
+    log_id: bytes
+    window: Any
+    file: Any
+    burying: threading.Lock
+    max_deliveries: int | None
+
+    def call(self, method: Callable[[], int]) -> int: ...
 
     def ack(self, task: Task) -> None: ...
 
