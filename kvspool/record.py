@@ -30,6 +30,14 @@ class Codec(IntEnum):
     PAD = 255  # no record: the frame fills the end of the ring
 
 
+def codec_name(codec: int) -> str | int:
+    """Return the name of a codec, as in JSON; the number of an unknown one."""
+    try:
+        return Codec(codec).name.lower()
+    except ValueError:
+        return codec
+
+
 STRUCTURED = {"json": Codec.JSON, "msgpack": Codec.MSGPACK, "keyed": Codec.KEYED}
 """The codecs that a log can have for values that are neither bytes nor str."""
 PORTABLE = {codec.name.lower(): codec for codec in (Codec.RAW, Codec.TEXT, Codec.JSON, Codec.MSGPACK)}

@@ -13,7 +13,7 @@ from hub.server.authentication import Authentication
 from hub.server.shard_index import ShardIndex
 from kvspool.errors import Undecodable
 from kvspool.options import TIMEOUT
-from kvspool.record import NO_TIME, Codec, Gap, Record
+from kvspool.record import NO_TIME, Codec, Gap, Record, codec_name
 from shard.merged import Log
 from shard.shardset import open_shard
 
@@ -62,25 +62,18 @@ def _gap(gap: Gap, stop: int) -> RecentRecord:
 
 
 def _record(record: Record) -> RecentRecord:
-    value = _value(record)
+    value, codec = _value(record), codec_name(record.codec)
     key = None if record.key is None else _text(record.key, 4 * LONGEST_KEY)[:LONGEST_KEY]
     return RecentRecord(
         sequence=record.sequence,
         timestamp=0 if record.timestamp == NO_TIME else record.timestamp,
         type=record.type,
-        codec=_codec(record.codec),
+        codec=codec if isinstance(codec, str) else "",
         key=key,
         size=len(record.value),
         value=value[:LONGEST_VALUE],
         is_cut=len(value) > LONGEST_VALUE,
     )
-
-
-def _codec(number: int) -> str:
-    try:
-        return Codec(number).name.lower()
-    except ValueError:
-        return ""
 
 
 def _value(record: Record) -> str:

@@ -20,7 +20,7 @@ import msgspec
 from kvspool.cli.pipes import ending_with_reader
 from kvspool.engine import sizes
 from kvspool.errors import Undecodable
-from kvspool.record import Codec, Gap, Record
+from kvspool.record import Codec, Gap, Record, codec_name
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -274,17 +274,10 @@ def _members(record: Record) -> dict[str, Any]:
         "time": moment(record.time),
         **{name: _text_or_base64(value) if isinstance(value, bytes) else value for name, value in _further(record).items()},
         "type": record.type,
-        "codec": _codec_name(record.codec),
+        "codec": codec_name(record.codec),
         "key": None if record.key is None else _text_or_base64(record.key),
         "value": _value_member(record),
     }
-
-
-def _codec_name(codec: int) -> str | int:
-    try:
-        return Codec(codec).name.lower()
-    except ValueError:
-        return codec
 
 
 def _value_member(record: Record) -> Any:

@@ -18,7 +18,7 @@ from kvspool.engine.rows import FILE, Room, Rows, batches
 from kvspool.engine.stats import LogStats
 from kvspool.errors import MissingExtra
 from kvspool.options import OnGap, Start
-from kvspool.record import NO_TIME, Codec
+from kvspool.record import NO_TIME, Codec, codec_name
 from kvspool.system.handles import Handle
 
 FORMATS = ("jsonl", "parquet")
@@ -157,11 +157,6 @@ def members(rows: Rows, row: int) -> dict[str, Any]:
         else:
             found[name] = content
     return found
-
-
-def codec_name(codec: int) -> str | int:
-    """Return the name of a codec in a file; the number of an unknown one."""
-    return next((name for name, known in CODECS.items() if known == codec), codec)
 
 
 def _text(value: bytes | None) -> str | bytes | None:

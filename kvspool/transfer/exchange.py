@@ -21,13 +21,13 @@ from typing import IO, TYPE_CHECKING, Any
 import msgspec
 
 from kvspool.engine import times
-from kvspool.engine.exporting import BATCH, BATCH_BYTES, CODECS, FORMATS, codec_name
+from kvspool.engine.exporting import BATCH, BATCH_BYTES, CODECS, FORMATS
 from kvspool.engine.moving import Mover
 from kvspool.engine.rows import AROUND, FILE, Room, Rows, columns_of
 from kvspool.errors import MissingExtra, NotImportable
 from kvspool.gap import Gap
 from kvspool.log import Log
-from kvspool.record import NO_TIME, Codec, Record
+from kvspool.record import NO_TIME, Codec, Record, codec_name
 from kvspool.transfer import targets
 from kvspool.transfer.sources import V1Source
 

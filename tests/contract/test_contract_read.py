@@ -12,7 +12,7 @@ import pytest
 from kinds import lose_oldest
 
 import kvspool
-from kvspool.errors import Closed, GapError, OutOfRange, Unsupported
+from kvspool.errors import GapError, OutOfRange, Unsupported
 from kvspool.log import Log
 from kvspool.record import Gap
 
@@ -247,35 +247,6 @@ def test_a_follower_ends_after_its_timeout_and_can_be_asked_again(log: Log) -> N
     log.append(b"four")
     assert sequences(following) == [0]
     assert list(log.follow(timeout=-1, spin=0.5)) == list(log)
-
-
-def test_closing_the_log_ends_its_iterations_with_closed(filled: Log) -> None:
-    reading, following = filled.read(), filled.follow()
-    next(reading), next(following)
-    filled.close()
-    for one in (reading, following):
-        with pytest.raises(Closed):
-            next(one)
-
-
-def test_closing_the_log_wakes_a_follower_of_another_thread(log: Log) -> None:
-    ended: list[type[BaseException]] = []
-    began = threading.Event()
-
-    def follow() -> None:
-        following = log.follow()
-        began.set()
-        try:
-            next(following)
-        except Closed as error:
-            ended.append(type(error))
-
-    thread = threading.Thread(target=follow)
-    thread.start()
-    began.wait(30)
-    log.close()
-    thread.join(30)
-    assert ended == [Closed]
 
 
 def test_an_event_loop_follows_a_log_while_it_does_other_work(log: Log) -> None:

@@ -203,7 +203,7 @@ def test_a_reader_follows_in_an_event_loop(filled: Log) -> None:
 
     with filled.reader("r") as reader:
         assert asyncio.run(run(reader)) == list(range(31))
-        assert reader.sequence == 31
+        assert reader.commit() == 31
 
 
 def test_a_reader_with_isolation_gets_only_what_is_on_disk(log: Log) -> None:

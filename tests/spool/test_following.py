@@ -61,14 +61,6 @@ async def values(items: AsyncFollowing) -> list[bytes]:
     return [record.value async for record in items]
 
 
-def test_what_is_there_comes_at_once_and_the_timeout_ends_quietly(run: Any, log: Spool) -> None:
-    log.append_many([b"a", b"b", b"c"])
-    assert run(values(log.follow_async(timeout=0.01))) == [b"a", b"b", b"c"]
-    assert run(values(log.follow_async(1, timeout=0.01))) == [b"b", b"c"]
-    assert run(values(log.follow_async(limit=2))) == [b"a", b"b"]
-    assert run(values(log.follow_async("latest", timeout=0))) == []
-
-
 def test_a_sleeping_task_is_woken_by_the_event_alone(run: Any, patient: None, log: Spool) -> None:
     async def work() -> list[bytes]:
         task = asyncio.create_task(values(log.follow_async(limit=3)))
@@ -265,20 +257,6 @@ def test_a_user_without_write_permission_polls(run: Any, log: Spool) -> None:
 
     with reading:
         assert run(work()) == [b"x"]
-
-
-def test_a_durable_reader_commits_the_returned_records(run: Any, log: Spool) -> None:
-    log.append_many([b"a", b"b", b"c"])
-
-    async def work() -> None:
-        with log.reader("mine") as reader:
-            assert [record.value async for record in reader.follow_async(limit=2)] == [b"a", b"b"]
-            reader.commit()
-            assert (await anext(reader.follow_async())).value == b"c"
-        with log.reader("mine") as reader:
-            assert await values(reader.follow_async(timeout=0.01)) == [b"c"]
-
-    run(work())
 
 
 def test_a_forked_child_follows_in_a_loop_of_its_own_and_leaves_its_parents_alone(run: Any, patient: None, log: Spool) -> None:

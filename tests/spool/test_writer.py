@@ -97,16 +97,6 @@ def test_it_refuses_what_the_log_itself_would_refuse(log: Spool, value: Any, opt
     assert [record.value for record in log] == [b"good"] * 2
 
 
-def test_batches_and_single_records_continue_from_each_other(log: Spool) -> None:
-    with log.writer() as w:
-        assert w.append_many([b"a", "b"], keys=[b"k", None], type=3) == range(2)
-        assert w.append(b"c") == 2
-        assert w.append_many([]) == range(3, 3)
-        assert w.append_many([{"d": 1}]) == range(3, 4)
-    expected = [(b"a", b"k", 3), ("b", None, 3), (b"c", None, 0), ({"d": 1}, None, 0)]
-    assert [(record.data, record.key, record.type) for record in log] == expected
-
-
 def test_a_follower_that_sleeps_is_woken(log: Spool) -> None:
     got: list[Record] = []
     following = log.follow(limit=50)
@@ -361,5 +351,3 @@ def test_a_user_without_write_permission_gets_no_writer(log: Spool, monkeypatch:
     log._files.can_write = False
     with pytest.raises(PermissionError):
         log.writer()
-
-
