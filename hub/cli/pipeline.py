@@ -7,13 +7,14 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hub.cli import signals
 from kvspool import system
 from kvspool.cli import options, output
+from kvspool.cli.progress import reported
 from kvspool.cli.stats import when
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from hub.root.pipeline_progress import PipelineProgress
 
 EXTRA = "spark"
-SAY = 10.0  # seconds between two lines without a terminal
 
 _SECRET = re.compile(r"secret|password|token|credential|access.?key", re.IGNORECASE)
 
@@ -119,68 +119,18 @@ def _run(arguments: argparse.Namespace) -> int:
     from hub.pipeline.run import PipelineRun
 
     warnings.filterwarnings("ignore", ".*pandas", FutureWarning)  # PySpark warns about a package that is not used here
-    with _shown(job, arguments.json) as report:
+    state = attrgetter("state", "batch") if arguments.json else attrgetter("state")
+    with reported(f"{job.name}: starting Spark", _sentence, is_json=arguments.json, state=state) as report:
         running = PipelineRun(job, once=arguments.once, report=report)
         try:
             with signals.stopping(running.stop):
-                running.run()
+                done = running.run()
         except PipelineFailed:
             output.complain(f"{job.name} has failed; the cause is below, and Spark's own output is in {running.log}")
             raise
+    if sys.stderr.isatty() and not arguments.json:
+        print(output.escape(_sentence(done)), file=sys.stderr)
     return 0
-
-
-@contextmanager
-def _shown(job: Job, is_json: bool) -> Iterator[Callable[[PipelineProgress], None]]:
-    """Yield a callback that shows progress: as JSON lines, as a changing line on a terminal, or as a line now and then."""
-    if is_json:
-        yield _JsonLines()
-        return
-    console = output.console(stderr=True)
-    if not console.is_terminal:
-        yield _Lines()
-        return
-    shown = _Status(console.status(f"{job.name}: starting Spark"))
-    with shown.status:
-        yield shown
-    console.print(shown.sentence)
-
-
-class _Status:
-    """Shows a changing line on a terminal."""
-
-    def __init__(self, status: Any) -> None:
-        self.status, self.sentence = status, ""
-
-    def __call__(self, progress: PipelineProgress) -> None:
-        self.sentence = output.escape(_sentence(progress))
-        self.status.update(self.sentence)
-
-
-class _JsonLines:
-    """Prints each batch and each change of state once."""
-
-    def __init__(self) -> None:
-        self._said: tuple[str, int] | None = None
-
-    def __call__(self, progress: PipelineProgress) -> None:
-        if (progress.state, progress.batch) != self._said:
-            self._said = progress.state, progress.batch
-            output.print_json(progress)
-            sys.stdout.flush()
-
-
-class _Lines:
-    """Prints a line to stderr at each change of state, and every `SAY` seconds."""
-
-    def __init__(self) -> None:
-        self._state, self._said_at = "", 0.0
-
-    def __call__(self, progress: PipelineProgress) -> None:
-        now = system.port.monotonic()
-        if progress.state != self._state or now - self._said_at >= SAY:
-            self._state, self._said_at = progress.state, now
-            print(output.escape(_sentence(progress)), file=sys.stderr, flush=True)
 
 
 def _sentence(progress: PipelineProgress) -> str:

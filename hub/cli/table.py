@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hub.cli import signals
-from kvspool import system
 from kvspool.cli import options, output
 from kvspool.cli.options import BadInput
+from kvspool.cli.progress import reported
 from kvspool.cli.stats import when
 from kvspool.engine import sizes
 
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from hub.tables.delta import TableInfo
 
 EXTRA = "tables"
-SAY = 10.0  # seconds between two lines without a terminal
 TARGET = "128MiB"
 
 DESCRIPTION = """\
@@ -132,43 +130,13 @@ def _append(arguments: argparse.Namespace, source: str, path: str) -> int:
         fail_on_data_loss=not arguments.allow_loss,
         rows=arguments.rows,
     )
-    with appender, _shown(arguments.json) as report, signals.stopping(appender.stop):
+    each = (lambda progress: object()) if arguments.json else (lambda progress: None)  # JSON has every report
+    reports = reported("waiting for records", _sentence, is_json=arguments.json, state=each)
+    with appender, reports as report, signals.stopping(appender.stop):
         done = appender.run(once=arguments.once, every=arguments.every, report=report)
     if not arguments.json:
         print(output.escape(f"{path}: {_sentence(done)}"), file=sys.stderr)
     return 0
-
-
-@contextmanager
-def _shown(is_json: bool) -> Iterator[Callable[[AppendProgress], None]]:
-    """Yield a callback that shows progress: as JSON lines, as a changing line on a terminal, or as a line now and then."""
-    if is_json:
-        yield _print_json
-        return
-    console = output.console(stderr=True)
-    if not console.is_terminal:
-        yield _Now()
-        return
-    with console.status("waiting for records") as status:
-        yield lambda progress: status.update(output.escape(_sentence(progress)))
-
-
-def _print_json(progress: AppendProgress) -> None:
-    output.print_json(progress)
-    sys.stdout.flush()
-
-
-class _Now:
-    """Prints a line to stderr every `SAY` seconds."""
-
-    def __init__(self) -> None:
-        self._said_at = 0.0
-
-    def __call__(self, progress: AppendProgress) -> None:
-        now = system.port.monotonic()
-        if now - self._said_at >= SAY:
-            self._said_at = now
-            print(output.escape(_sentence(progress)), file=sys.stderr, flush=True)
 
 
 def _sentence(progress: AppendProgress) -> str:
