@@ -14,6 +14,27 @@ from typing import Any, Literal
 from kvspool.spool import format
 from kvspool.system import Port
 
+
+class Killed(BaseException):
+    """Raised where a process would be killed: instead of a store or a call of the system."""
+
+
+class ReadOnlyPort(Port):
+    """Files that this user may only read."""
+
+    def open(self, path: str | os.PathLike[str], flags: int, mode: int = 0o600) -> int:
+        if flags & (os.O_RDWR | os.O_WRONLY):
+            raise PermissionError(errno.EACCES, "Permission denied", os.fspath(path))
+        return super().open(path, flags, mode)
+
+
+class NoFlushPort(Port):
+    """A disk on which no data can be flushed."""
+
+    def flush_data(self, fd: int) -> None:
+        raise OSError(errno.EIO, "bad disk")
+
+
 FILE_CALLS = (
     "open",
     "close",

@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Any
 from unittest import mock
 
+from faults import Killed
+
 from kvspool.engine.producer_table import AT_REST, ProducerState, ProducerTable, new_state
 from kvspool.producers import BatchTransaction, Changed, ListedRows, producer_id
-
-
-class Killed(BaseException):
-    """Raised instead of ending the process."""
 
 
 def leave_part(

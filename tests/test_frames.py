@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 from children import in_child
+from faults import Killed
 from loops import interpreted
 from rings import HOLDER, SEED, Ring, Watched
 from schedules import ALL, some
@@ -486,10 +487,6 @@ def test_a_reader_sleeps_only_if_nothing_came_since_its_look_and_no_wake_up(twin
 
 
 # The order of the stores (interpreted twin: the compiled one is made of the same source).
-
-
-class Killed(BaseException):
-    """Simulates SIGKILL: raised instead of a store."""
 
 
 def watched_writer(ring: Ring, before: Callable[[str, int, int], None]) -> Any:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faults import Killed
 from typed_rows import EVERYTHING, everything
 
 from kvspool import system
@@ -128,10 +129,6 @@ def test_each_batch_is_there_once_although_processes_commit_it_at_once(tmp_path:
         worker.join(120)
         assert worker.exitcode == 0
     assert numbers_of(tmp_path / "t") == list(range(18))
-
-
-class Killed(BaseException):
-    """The process ends here."""
 
 
 @pytest.mark.parametrize("step", range(14))

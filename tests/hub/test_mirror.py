@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pytest
+from faults import Killed
 from pyarrow import flight
 from serving import HubServer
 
@@ -293,10 +294,6 @@ def free_port() -> int:
 
 
 # Crashes, cuts and restarts.
-
-
-class Killed(BaseException):
-    """A simulated kill at a system call: neither that call nor anything after it is done."""
 
 
 class DyingPort(system.Port):

@@ -12,6 +12,7 @@ from urllib.parse import unquote
 
 import pytest
 from commands import Run
+from faults import Killed
 from typed_rows import BY, EVERYTHING, everything, told
 
 from kvspool import system
@@ -109,10 +110,6 @@ def test_a_batch_may_replace_all_or_merge_by_keys(tmp_path: Path) -> None:
         ("b", None, 6),
         (None, None, 7),
     }
-
-
-class Killed(BaseException):
-    """The process ends here."""
 
 
 @pytest.mark.parametrize("step", range(12))

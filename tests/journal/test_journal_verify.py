@@ -14,7 +14,7 @@ from typing import Any
 import append_lock
 import pytest
 from children import Died, in_child, start
-from faults import FailingPort
+from faults import FailingPort, ReadOnlyPort
 from images import Rebooted
 from small_sej import EACH, SIZE, flip, make, segment
 
@@ -303,11 +303,5 @@ def test_any_call_may_fail(log: Journal) -> None:
 
 
 def test_readers_without_write_permission_can_verify(log: Journal) -> None:
-    class ReadOnly(system.Port):
-        def open(self, path: Any, flags: int, mode: int = 0o600) -> int:
-            if flags & (os.O_RDWR | os.O_WRONLY | os.O_CREAT):
-                raise PermissionError(errno.EACCES, "refused")
-            return super().open(path, flags, mode)
-
-    with system.replaced(ReadOnly()):
+    with system.replaced(ReadOnlyPort()):
         assert in_child(lambda: kvspool.verify(log.path).is_sound)

@@ -18,6 +18,7 @@ from unittest import mock
 
 import pytest
 from children import Died, in_child, start
+from faults import NoFlushPort
 
 import kvspool
 from kvspool import system
@@ -469,16 +470,11 @@ def test_a_last_segment_that_was_replaced_is_reopened(log: Journal) -> None:
 
 def test_no_append_continues_after_a_failed_flush(log: Journal) -> None:
     log.append(value(0))
-    with reopened(log) as other, system.replaced(NoFlush()), pytest.raises(Poisoned):
+    with reopened(log) as other, system.replaced(NoFlushPort()), pytest.raises(Poisoned):
         other.append(value(1))
         other.sync()
     with pytest.raises(Poisoned):
         log.append(value(2))
-
-
-class NoFlush(system.Port):
-    def flush_data(self, fd: int) -> None:
-        raise OSError(errno.EIO, "no")
 
 
 # The file of the tail.

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from children import in_child, start
-from faults import BlindPort
+from faults import BlindPort, ReadOnlyPort
 
 import kvspool
 from kvspool import Gap, Spool, errors, system
@@ -240,13 +240,7 @@ def test_without_inotify_every_record_comes_all_the_same(run: Any, log: Spool, i
 
 
 def test_a_user_without_write_permission_polls(run: Any, log: Spool) -> None:
-    class ReadOnly(system.Port):
-        def open(self, path: Any, flags: int, mode: int = 0o600) -> int:
-            if flags & os.O_RDWR:
-                raise PermissionError(13, "may only read")
-            return super().open(path, flags, mode)
-
-    with system.replaced(ReadOnly()):
+    with system.replaced(ReadOnlyPort()):
         reading = kvspool.open(log.path)
 
     async def work() -> list[bytes]:

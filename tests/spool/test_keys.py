@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faults import Killed
 
 import kvspool
 from kvspool import Spool, system
@@ -21,10 +22,6 @@ from kvspool.spool.keys import HEAD, KeyTable
 
 LOG_ID = bytes(range(16))
 SIZE = format.INDEX_AT - format.KEYS_AT
-
-
-class Killed(BaseException):
-    """The writer was killed."""
 
 
 class Memory:

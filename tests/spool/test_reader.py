@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import errno
 import gc
 import itertools
 import os
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faults import ReadOnlyPort
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -306,15 +306,6 @@ def test_a_place_that_is_not_the_committed_record_is_looked_up(spool: Spool) -> 
     Slots(files.control, files.header.log_id).slot(7).take(encode_name("ahead"), (9999, 4), 1)
     with pytest.raises(Corruption, match="ahead of the log"):
         spool.reader("ahead")
-
-
-class ReadOnlyPort(system.Port):
-    """Files that this user may only read."""
-
-    def open(self, path: str | os.PathLike[str], flags: int, mode: int = 0o600) -> int:
-        if flags & (os.O_RDWR | os.O_WRONLY):
-            raise PermissionError(errno.EACCES, "Permission denied", os.fspath(path))
-        return super().open(path, flags, mode)
 
 
 def test_a_user_without_write_permission_has_no_durable_reader_but_reads(spool: Spool) -> None:

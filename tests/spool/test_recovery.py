@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from children import in_child, start
-from faults import FailingPort
+from faults import FailingPort, Killed
 from images import OTHER_BOOT, ReadOnly, Rebooted
 from images import crash_images as images
 from loops import interpreted
@@ -250,10 +250,6 @@ def test_zeroed_sectors_and_swapped_ones_never_bring_up_what_was_not_there(twin:
             got = records(disk)
             assert [item.sequence for item in got] == sorted({item.sequence for item in got})
             assert all(values.get(item.sequence, item.value) == item.value for item in got)
-
-
-class Killed(Exception):
-    pass
 
 
 class Killing:

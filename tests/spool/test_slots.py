@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from faults import Killed
 
 from kvspool.errors import Corruption
 from kvspool.kernel import frames_py as frames
@@ -15,10 +16,6 @@ from kvspool.spool.slots import Slots, encode_name
 LOG_ID = bytes(range(16))
 NAME = encode_name("billing")
 FIRST = format.SLOTS_AT
-
-
-class Killed(Exception):
-    """The process was killed before a store."""
 
 
 class Mortal:

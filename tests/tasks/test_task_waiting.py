@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from windows import INTERPRETED, Killed, Shared
+from faults import Killed
+from windows import INTERPRETED, Shared
 
 from kvspool import system
 from kvspool.kernel import machine

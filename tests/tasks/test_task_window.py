@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from windows import INTERPRETED, Killed, Shared
+from faults import Killed
+from windows import INTERPRETED, Shared
 
 from kvspool.kernel import machine
 from kvspool.kernel import tasks_py as words

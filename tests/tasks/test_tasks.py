@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from children import process
+from faults import NoFlushPort
 from task_logs import KINDS, create
 
 import kvspool
@@ -613,15 +614,11 @@ def test_acknowledgements_of_the_level_disk_are_flushed(tmp_path: Path) -> None:
 
 
 def test_a_failed_flush_is_reported_and_stays_reported(tmp_path: Path) -> None:
-    class NoFlush(system.Port):
-        def flush_data(self, fd: int) -> None:
-            raise OSError(5, "bad disk")
-
     with kvspool.create(tmp_path / "log", durability="disk") as log:
         append(log, 2)
         worker = log.tasks("t")
         one, two = worker.take(2)
-        with system.replaced(NoFlush()), pytest.raises(kvspool.errors.Poisoned, match="bad disk"):
+        with system.replaced(NoFlushPort()), pytest.raises(kvspool.errors.Poisoned, match="bad disk"):
             one.ack()
         with pytest.raises(kvspool.errors.Poisoned, match="earlier flush"):
             two.ack()

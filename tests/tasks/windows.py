@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from faults import Killed
 from loops import interpreted
 
 from kvspool.kernel import tasks_py as words
@@ -13,10 +14,6 @@ from kvspool.kernel.lock import AppendLock
 from kvspool.kernel.tasks import TaskWindow
 
 INTERPRETED: Any = interpreted("kvspool.kernel.tasks").TaskWindow
-
-
-class Killed(BaseException):
-    """The process of a worker ended at this store."""
 
 
 class FreeLock:
