@@ -235,17 +235,8 @@ class Call(Handle):
         self._stream.send_metadata(metadata)
 
     async def run(self, work: Callable[..., Result], *arguments: object) -> Result:
-        """Return the result of a function that a thread of the pool calls. If the call is cancelled meanwhile, wait for it first."""
-        job = self._resources.pool.submit(work, *arguments)
-        future = asyncio.wrap_future(job)
-        try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            job.cancel()  # if it hasn't begun
-            while not future.done():
-                with contextlib.suppress(asyncio.CancelledError, Exception):
-                    await asyncio.shield(future)
-            raise
+        """Return the result of a function that a thread of the pool calls; see `run_on`."""
+        return await run_on(self._resources.pool, work, *arguments)
 
     async def release(self, work: Callable[[], object]) -> None:
         """Run a function that releases something, to its end: a cancellation before it begins doesn't prevent it."""
@@ -286,6 +277,25 @@ class Call(Handle):
         self._messages.clear()
         self._grants.clear()
         self.cleanup.close()
+
+
+async def run_on(pool: Executor, work: Callable[..., Result], *arguments: object) -> Result:
+    """Return the result of a function that a thread of a pool calls.
+
+    A cancelled caller waits for work that has begun, because that uses what the caller is about to release.
+    """
+    job = pool.submit(work, *arguments)
+    future = asyncio.wrap_future(job)
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        job.cancel()  # if it hasn't begun
+        while not future.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([future])
+        if not future.cancelled():
+            future.exception()  # asyncio would log it otherwise
+        raise
 
 
 async def completed(future: asyncio.Future[Result]) -> None:

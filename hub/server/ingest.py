@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
 from contextlib import AbstractAsyncContextManager, ExitStack
 
 import pyarrow as pa
@@ -25,14 +26,13 @@ from hub.root.columns import SequencedBatch
 from hub.root.store import Outcome, Shard, Store
 from hub.server import ipc
 from hub.server.admission import Admission
-from hub.server.call import Call, completed
+from hub.server.call import Call, completed, run_on
 from hub.server.clients import Client
 from hub.server.event_log import escape
 from hub.server.flight import Data, encode_data
 from hub.server.ipc import EncodedBatch
 from hub.server.shard_index import is_scarce
 from hub.server.steps import Step, Steps
-from hub.server.workers import Workers
 from kvspool import system
 from kvspool.errors import KvspoolError
 from kvspool.system.handles import Handle
@@ -164,7 +164,7 @@ class Exchange(Handle):
         self,
         call: Call,
         session: IngestSession,
-        flushers: Workers,
+        flushers: Executor,
         turn: Callable[[], AbstractAsyncContextManager[None]],
         steps: Steps,
     ) -> None:
@@ -255,8 +255,8 @@ class Exchange(Handle):
         else:
             self._flushes.ask(stored)
 
-    async def _flush(self, stored: Acknowledged, flushers: Workers) -> None:
-        await self._answer(await flushers.run(self._session.flush, stored))
+    async def _flush(self, stored: Acknowledged, flushers: Executor) -> None:
+        await self._answer(await run_on(flushers, self._session.flush, stored))
 
     async def _answer(self, messages: list[FromHub]) -> None:
         for message in messages:

@@ -15,6 +15,7 @@ import ssl
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 from types import TracebackType
@@ -55,7 +56,6 @@ from hub.server.read_service import ReadService
 from hub.server.recent import RecentReader
 from hub.server.steps import Steps
 from hub.server.tls import server_context
-from hub.server.workers import Workers
 from kvspool import system
 from kvspool.engine import sizes
 from kvspool.system.handles import Handle
@@ -140,7 +140,7 @@ class HubServer(Handle):
             limits=_limits(limits or Limits(), largest_batch, memory),
             on_event=self._log_cut,
         )
-        self._flushers = Workers(FLUSHES, "hub flush")
+        self._flushers = ThreadPoolExecutor(FLUSHES, "hub flush")
         self.probe = Probe(self.root, self.read_service.index, self._probed_address, self.steps) if probes else None
         self._probe_token = access.add_own(PRINCIPAL, self.probe.client) if self.probe is not None else None
         self._largest = largest_batch
@@ -242,7 +242,7 @@ class HubServer(Handle):
             self._keeper.join()
         self.read_service.close()
         self.listener.close(grace)
-        self._flushers.close()
+        self._flushers.shutdown(cancel_futures=True)
         self.store.close()
 
     def _log_cut(self, reason: Reason, remote: Address) -> None:
