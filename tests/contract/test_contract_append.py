@@ -93,6 +93,17 @@ def test_a_batch_with_one_bad_value_appends_nothing(log: Log) -> None:
     assert len(log) == 0
 
 
+def test_each_record_has_the_type_of_its_append(log: Log) -> None:
+    if "types" not in log.capabilities:
+        with pytest.raises(Unsupported):
+            log.append(b"four", type=9)
+        return
+    log.append(b"four", type=255)
+    log.append_many([b"four"] * 2, type=9)
+    log.append(b"four")
+    assert [record.type for record in log] == [255, 9, 9, 0]
+
+
 def test_keys_are_bytes_or_text(log: Log) -> None:
     if "keys" not in log.capabilities:
         with pytest.raises(Unsupported):

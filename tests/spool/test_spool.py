@@ -125,6 +125,14 @@ def test_a_value_that_contains_itself_is_unencodable(log: Spool) -> None:
         log.append(endless)
 
 
+def test_a_time_before_1970_is_refused_with_nothing_written(log: Spool) -> None:
+    with pytest.raises(ValueError):
+        log.append(b"x", timestamp=-1)
+    with pytest.raises(ValueError):
+        log.append_many([b"x"], timestamp=-1)
+    assert log.stats().next_sequence == 0
+
+
 def held(log: Spool) -> tuple[int, int, int]:
     """Return what a log holds, whatever the time is."""
     stats = log.stats()
