@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from types import FrameType, ModuleType
 
-AGAIN = 0.01  # seconds until a SIGINT that arrived during an import is handled
+AGAIN = 0.01  # seconds until a SIGINT that arrived during an import or the start of a thread is looked at again
 _IMPORTER = "<frozen importlib._bootstrap>"
 _lock = RLock()  # a package and its modules import each other: threads that begin at different ones would see unfinished ones
 
@@ -90,16 +90,17 @@ def _import_whole(name: str) -> ModuleType:
 
 
 @contextmanager
-def interrupts_outside_imports() -> Iterator[None]:
-    """Inside the `with` block, make SIGINT raise KeyboardInterrupt outside of imports only.
+def delayed_interrupts() -> Iterator[None]:
+    """Inside the `with` block, make SIGINT raise KeyboardInterrupt, but neither in an import nor in the start of a thread.
 
-    The importer has callbacks that print an exception and continue: Ctrl-C would be lost. A SIGINT that arrives during an import is handled
-    a moment after it. Does nothing in another thread than the main one, or if the program has its own handler.
+    The importer has callbacks that print an exception and continue: Ctrl-C would be lost. The start of a thread waits with a lock, which an
+    exception leaves in a state that causes another one. A SIGINT that arrives during one of them is handled a moment after it. Does nothing
+    in another thread than the main one, or if the program has its own handler.
     """
     from signal import ITIMER_REAL, SIG_DFL, SIGALRM, SIGINT, default_int_handler, getsignal, setitimer, signal
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        if _is_importing(frame):
+        if _is_delicate(frame):
             setitimer(ITIMER_REAL, AGAIN)
         else:
             default_int_handler(number, frame)
@@ -120,8 +121,10 @@ def interrupts_outside_imports() -> Iterator[None]:
             signal(SIGALRM, SIG_DFL)
 
 
-def _is_importing(frame: FrameType | None) -> bool:
-    """Return whether a module is being imported by a frame or its callers."""
-    while frame is not None and frame.f_code.co_filename != _IMPORTER:
+def _is_delicate(frame: FrameType | None) -> bool:
+    """Return whether a frame or one of its callers imports a module or starts a thread."""
+    threading = sys.modules.get("threading")
+    start = None if threading is None else threading.Thread.start.__code__
+    while frame is not None and frame.f_code.co_filename != _IMPORTER and frame.f_code is not start:
         frame = frame.f_back
     return frame is not None

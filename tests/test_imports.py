@@ -218,8 +218,8 @@ def test_an_interrupt_from_outside_at_any_time_after_the_first_module_is_quiet(t
 
 SWALLOWED = """
 import signal, sys
-from kvspool.importing import interrupts_outside_imports
-with interrupts_outside_imports():
+from kvspool.importing import delayed_interrupts
+with delayed_interrupts():
     try:
         import swallows
         while True:
@@ -241,6 +241,33 @@ def test_an_interrupt_that_an_import_would_swallow_is_raised_after_it(tmp_path: 
     environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
     done = subprocess.run([sys.executable, "-c", SWALLOWED], env=environment, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted swallows\n", "")
+
+
+STARTED = """
+import signal, threading
+from kvspool.importing import delayed_interrupts
+wait = threading.Event.wait
+
+def interrupted(self, timeout=None):
+    threading.Event.wait = wait
+    signal.raise_signal(signal.SIGINT)
+    return wait(self, timeout)
+
+threading.Event.wait = interrupted
+with delayed_interrupts():
+    try:
+        threading.Thread(target=int).start()
+        print("started")
+        while True:
+            signal.pause()
+    except KeyboardInterrupt:
+        print("interrupted")
+"""
+
+
+def test_an_interrupt_while_a_thread_starts_is_raised_after_it() -> None:
+    done = subprocess.run([sys.executable, "-c", STARTED], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "started\ninterrupted\n", "")
 
 
 RESUMED = """

@@ -9,9 +9,9 @@ EXTRA = "arrow"
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code; `argv`: the arguments, by default the process's."""
     try:
-        from kvspool.importing import import_whole, interrupts_outside_imports
+        from kvspool.importing import delayed_interrupts, import_whole
 
-        with interrupts_outside_imports():
+        with delayed_interrupts():
             return int(import_whole("kvspool.cli.command").main(argv))
     except KeyboardInterrupt:
         return 130
