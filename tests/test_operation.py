@@ -9,11 +9,14 @@ import shlex
 import socket
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from hub.errors import AccessError
+from hub.security.access import Access
 from kvspool.cli import completion, readers
 from kvspool.cli.command import make_parser
 
@@ -122,6 +125,41 @@ def test_each_command_in_the_text_of_the_pages_exists_with_its_options() -> None
             count += 1
     assert wrong == []
     assert count > 150
+
+
+OLD_READER = """\
+kvspool create events
+python -c 'import kvspool; from hub.client import hubs; kvspool.open("events").reader(hubs.reader_name("grpc+tls://hub1.example.org:7070")).close()'
+"""
+
+
+@pytest.mark.parametrize(
+    ("page", "before", "expected"),
+    [
+        ("hub", "kvspool hub create ROOT", ["jfk*", "audit"]),
+        ("security", "", ["ca.pem, ca.key, server.pem and server.key", "of spark is in spark.token"]),
+        ("shipping", OLD_READER, ["ship."]),
+    ],
+)
+def test_the_commands_in_the_text_of_a_page_do_what_it_says(page: str, before: str, expected: list[str], tmp_path: Path) -> None:
+    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    blocks = [block for block in INDENTED.findall(BLOCK.sub("", text)) if "kvspool " in block and "-->" not in block]
+    lines = [re.sub(r"(?<=\S) {2,}(?=[^|&-]).*", "", line.strip()) for block in blocks for line in block.splitlines()]
+    assert len(lines) >= 3
+    said = follow("\n".join(["set -euo pipefail", before, *lines]), tmp_path)
+    assert all(word in said for word in expected), said
+
+
+def test_the_access_file_of_the_page_on_security_is_accepted_and_an_unknown_word_refused(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    path = tmp_path / "access.toml"
+    path.touch(0o600)
+    text = textwrap.dedent(page[page.index("    [[principals]]") : page.index("\n| | client | reader")])
+    path.write_text(text, encoding="utf-8")
+    Access.load(path)
+    path.write_text(f"unknown = 1\n{text}", encoding="utf-8")
+    with pytest.raises(AccessError, match="unknown"):
+        Access.load(path)
 
 
 ENDLESS = re.compile(r" -f\b| --follow\b| --watch\b")  # commands that a user stops
