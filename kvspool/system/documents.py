@@ -57,6 +57,8 @@ def from_json(data: bytes, kind: type[T]) -> T:
     except msgspec.ValidationError as error:
         raise ValueError(str(error)) from None
     except msgspec.DecodeError as error:
+        if "UTF-8" in str(error):  # msgspec 0.23 has no UnicodeDecodeError
+            text(data)
         where = "" if "(byte " in str(error) else f" (at byte {len(data)})"
         raise ValueError(f"{error}{where}") from None
 
