@@ -114,5 +114,3 @@ def _readers(found: HubCounts) -> Table:
 
 def _number(number: int | None) -> str:
     return "-" if number is None else f"{number:,}"
-
-

@@ -78,12 +78,12 @@ def _run(arguments: argparse.Namespace) -> int:
     verb, *paths = arguments.words
     if verb not in VERBS:
         verb, paths = "show", arguments.words
-    if len(paths) != VERBS.get(verb, 1) and verb != "show":
+    if len(paths) != VERBS.get(verb, 1):
+        if verb == "show":
+            known = "kvspool table PATH, or append SOURCE PATH, optimize PATH or vacuum PATH"
+            raise BadInput(f"there is no command {arguments.words[0]}; use {known}")
         needed = "SOURCE and PATH" if VERBS[verb] == 2 else "one PATH"
         raise BadInput(f"kvspool table {verb} needs {needed}; kvspool table --help has examples")
-    if len(paths) != VERBS.get(verb, 1):
-        unknown = f"there is no command {arguments.words[0]}; use " if verb == "show" else ""
-        raise BadInput(f"{unknown}kvspool table PATH, or append SOURCE PATH, optimize PATH or vacuum PATH")
     with options.bad_input():
         return RUNS[verb](arguments, *paths)
 
@@ -130,9 +130,7 @@ def _append(arguments: argparse.Namespace, source: str, path: str) -> int:
         fail_on_data_loss=not arguments.allow_loss,
         rows=arguments.rows,
     )
-    each = (lambda progress: object()) if arguments.json else (lambda progress: None)  # JSON has every report
-    reports = reported("waiting for records", _sentence, is_json=arguments.json, state=each)
-    with appender, reports as report, signals.stopping(appender.stop):
+    with appender, reported("waiting for records", _sentence, is_json=arguments.json) as report, signals.stopping(appender.stop):
         done = appender.run(once=arguments.once, every=arguments.every, report=report)
     if not arguments.json:
         print(output.escape(f"{path}: {_sentence(done)}"), file=sys.stderr)

@@ -122,7 +122,7 @@ class ConnectionTable(Handle):
     def _enter(self, peer: Peer) -> Reason | None:
         limits, origin = self._limits, peer.origin
         with self._lock:
-            if self._present >= limits.connections:
+            if not self.has_room(1):
                 return Reason.CONNECTIONS
             if self.unauthenticated >= limits.unauthenticated:
                 return Reason.UNAUTHENTICATED

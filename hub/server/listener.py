@@ -151,7 +151,7 @@ class Listener(Handle):
 
     def has_room(self, connections: int, calls: int) -> bool:
         """Return whether there may be so many connections and calls more now."""
-        return self._table.has_room(connections) and self.slots.taken + calls <= self.limits.calls
+        return self._table.has_room(connections) and self.slots.has_room(calls)
 
     def stats(self) -> ListenerStats:
         """Return the statistics so far."""

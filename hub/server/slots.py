@@ -47,6 +47,10 @@ class CallSlots(Handle):
         """Return how many calls wait."""
         return len(self._queue)
 
+    def has_room(self, calls: int) -> bool:
+        """Return whether so many calls more may be served at once."""
+        return self.taken + calls <= self._limits.calls
+
     def begin(self, call: Call, done: Callable[[Status], None]) -> Callable[[], None]:
         """Admit a call, and serve it now or when others have ended; then call `done`. Return how to cancel it.
 
@@ -54,7 +58,7 @@ class CallSlots(Handle):
         """
         try:
             self._service.admit(call)
-            if self.taken >= self._limits.calls and len(self._queue) >= self._limits.queued_calls:
+            if not self.has_room(1) and len(self._queue) >= self._limits.queued_calls:
                 raise self._full()
         except BaseException:
             call.end()
@@ -84,7 +88,7 @@ class CallSlots(Handle):
         return Status(Code.RESOURCE_EXHAUSTED, f"the hub has {self._limits.calls} concurrent calls, which is the limit; retry in {LATER} s")
 
     def _begin_next(self) -> None:
-        while self._queue and self.taken < self._limits.calls:
+        while self._queue and self.has_room(1):
             job = self._queue.popleft()
             if not job.is_over:
                 self.taken += 1

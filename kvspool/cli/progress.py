@@ -30,12 +30,12 @@ def shown(words: str) -> Iterator[Callable[..., None]]:
 
 @contextmanager
 def reported(
-    words: str, sentence: Callable[[Any], str], *, is_json: bool, state: Callable[[Any], object]
+    words: str, sentence: Callable[[Any], str], *, is_json: bool, state: Callable[[Any], object] | None = None
 ) -> Iterator[Callable[[Any], None]]:
     """Return a function to call with each report: it prints JSON, changes a line on a terminal, or prints a line to stderr now and then.
 
-    words: until the first report; sentence: returns a report in words. state: as JSON, each of its values is printed once; without a
-    terminal, a line is printed when it changes, and every `SAY` seconds.
+    words: until the first report; sentence: returns a report in words. state: as JSON, each of its values is printed once, or each report
+    without it; without a terminal, a line is printed when it changes, and every `SAY` seconds.
     """
     console = output.console(stderr=True)
     if is_json or not console.is_terminal:
@@ -48,15 +48,15 @@ def reported(
 class _Lines:
     """Prints reports; see `reported`. sentence: None: as JSON."""
 
-    def __init__(self, sentence: Callable[[Any], str] | None, state: Callable[[Any], object]) -> None:
+    def __init__(self, sentence: Callable[[Any], str] | None, state: Callable[[Any], object] | None) -> None:
         self._sentence = sentence
         self._state = state
         self._said: object = None
         self._said_at = 0.0
 
     def __call__(self, report: Any) -> None:
-        now, state = system.port.monotonic(), self._state(report)
-        is_due = self._sentence is not None and now - self._said_at >= SAY
+        now, state = system.port.monotonic(), None if self._state is None else self._state(report)
+        is_due = self._state is None if self._sentence is None else now - self._said_at >= SAY
         if state == self._said and not is_due:
             return
         self._said, self._said_at = state, now
